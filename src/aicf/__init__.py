@@ -1,0 +1,1 @@
+"""AICF: derives FlashAttention-like kernels from plain attention graphs."""

@@ -1,0 +1,77 @@
+"""Scalar expressions: the one language for sizes, index maps, masks, score programs and finalizers.
+
+Every level above speaks it: dims of tensor types, the element-wise meaning of semantic ops, the bodies of
+reductions in the derivation, and the maps of Kernel IR. It knows nothing of tensors' storage, tiles or targets.
+"""
+
+from aicf.scalar.build import call, cast, rebuild, substitute, transform
+from aicf.scalar.dtypes import BYTES, DTYPES, FINFO_MIN, DType, is_float, is_half, is_int, numpy_dtype, promote, round_to
+from aicf.scalar.evaluate import evaluate, integer
+from aicf.scalar.expr import (
+    Call,
+    Const,
+    Expr,
+    Load,
+    Reduce,
+    ReduceOp,
+    Var,
+    children,
+    const,
+    index,
+    integer_const,
+    load,
+    number,
+    reduce,
+    show,
+    size,
+    var,
+    variables,
+    walk,
+)
+from aicf.scalar.functions import FUNCTIONS, Function
+from aicf.scalar.integers import affine, bounds, extents, poly
+
+__all__ = [
+    "BYTES",
+    "Call",
+    "Const",
+    "DTYPES",
+    "DType",
+    "Expr",
+    "FINFO_MIN",
+    "FUNCTIONS",
+    "Function",
+    "Load",
+    "Reduce",
+    "ReduceOp",
+    "Var",
+    "affine",
+    "bounds",
+    "call",
+    "cast",
+    "children",
+    "const",
+    "evaluate",
+    "extents",
+    "index",
+    "integer",
+    "integer_const",
+    "is_float",
+    "is_half",
+    "is_int",
+    "load",
+    "number",
+    "numpy_dtype",
+    "poly",
+    "promote",
+    "rebuild",
+    "reduce",
+    "round_to",
+    "show",
+    "size",
+    "substitute",
+    "transform",
+    "var",
+    "variables",
+    "walk",
+]
