@@ -33,13 +33,13 @@ from aicf.scalar.integers import affine, bounds, extents, poly
 
 __all__ = [
     "BYTES",
-    "Call",
-    "Const",
     "DTYPES",
-    "DType",
-    "Expr",
     "FINFO_MIN",
     "FUNCTIONS",
+    "Call",
+    "Const",
+    "DType",
+    "Expr",
     "Function",
     "Load",
     "Reduce",
