@@ -1,5 +1,7 @@
 """Kernel IR: a small closed language of tile statements over named memory spaces."""
 
+from aicf.kernel.capacity import check_capacity, live_tiles, tile_bytes
+from aicf.kernel.interpreter import allocate, run_kernel
 from aicf.kernel.ir import (
     Axis,
     Contract,
@@ -24,9 +26,13 @@ from aicf.kernel.ir import (
     statements,
     written,
 )
-from aicf.kernel.printer import print_kernel
+from aicf.kernel.printer import print_kernel, print_statement
+from aicf.kernel.trace import Trace
+from aicf.kernel.verifier import KernelError, check_kernel, verify_kernel
 
 __all__ = [
-    "Axis", "Contract", "Fill", "Kernel", "LoadTile", "Loop", "Map", "Parallel", "Phase", "Reduce", "Retry", "Rows",
-    "ScalarParam", "Stmt", "StoreTile", "Stream", "Summary", "TensorParam", "Tile", "inner", "print_kernel", "statements", "written",
+    "Axis", "Contract", "Fill", "Kernel", "KernelError", "LoadTile", "Loop", "Map", "Parallel", "Phase", "Reduce", "Retry",
+    "Rows", "ScalarParam", "Stmt", "StoreTile", "Stream", "Summary", "TensorParam", "Tile", "Trace", "allocate", "check_capacity",
+    "check_kernel", "inner", "live_tiles", "print_kernel", "print_statement", "run_kernel", "statements", "tile_bytes",
+    "verify_kernel", "written",
 ]  # fmt: skip

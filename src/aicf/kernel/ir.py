@@ -21,9 +21,9 @@ operands of a map broadcast by name.
 no memory for them, a Reduce and a Contract leave them out, a StoreTile does not write them. A backend gets this by selection,
 never by multiplying with zero. A phase marked `whole` promises that every lane of the streamed axis exists.
 
-**Scalars in expressions.** In a Map, Reduce or StoreTile expression a `Var` names an axis position, a loop variable, a size, a run-time
-scalar or an element of a tile; a `Load` reads one element of a parameter at any index. Values are computed in the expression's own
-types, halves in f32. NaN propagates through `max` and `min`.
+**Scalars in expressions.** In a Map, Reduce or StoreTile expression a `Var` names an axis position, a loop variable, a size, a
+run-time scalar or an element of a tile; a `Load` reads one element of a parameter at any index. Values are computed in the
+expression's own types, halves in f32. NaN propagates through `max` and `min`.
 
 Nothing here is of one target: `space` says global, shared or register as the user's documents do; on a CPU shared is a
 core-private buffer that is meant to stay in cache and register what a register block holds.
@@ -178,7 +178,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Stream:
-    """for axis.origin from `lo` (a multiple of the tile length) below `hi`, step the axis' tile length: the first phase that holds."""
+    """for axis.origin from `lo` (a multiple of the tile length) below `hi`, step the tile length: the first phase that holds."""
 
     axis: str
     lo: Expr
@@ -234,7 +234,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel: parameters, sizes (run-time integers), scalars, axes, summaries, and a body of `Parallel` statements that run in order.
+    """A kernel: parameters, sizes (run-time integers), scalars, axes, summaries, and `Parallel` statements that run in order.
 
     `header` lines say where it came from and which schedule it follows; they are printed and copied into generated code.
     """

@@ -40,9 +40,14 @@ def print_kernel(kernel: Kernel) -> str:
     return "\n".join(out) + "\n"
 
 
+def print_statement(kernel: Kernel, statement: Stmt) -> str:
+    """The first line of a statement, for messages; works for ill-formed statements too."""
+    return next(_body(kernel, (statement,), 0))
+
+
 def _tile(kernel: Kernel, tile: Tile, blocked: dict[str, int]) -> str:
-    lengths = [str(blocked.get(a, kernel.axis(a).tile)) for a in tile.axes]
-    dims = ", ".join(f"{a}:{n}" for a, n in zip(tile.axes, lengths, strict=True))
+    lengths = {axis.name: axis.tile for axis in kernel.axes} | blocked
+    dims = ", ".join(f"{a}:{lengths.get(a, '?')}" for a in tile.axes)
     return f"{tile.name}[{dims}] : {tile.dtype} {tile.space}"
 
 
@@ -75,7 +80,7 @@ def _body(kernel: Kernel, body: tuple[Stmt, ...], depth: int, blocked: dict[str,
                 yield f"{pad}retry {s.flag.name} = 1, again with 0 if any {s.axis}: {show(s.again)}:"
                 yield from _body(kernel, s.body, depth + 1, rows)
             case Stream():
-                step = kernel.axis(s.axis).tile
+                step = next((axis.tile for axis in kernel.axes if axis.name == s.axis), "?")
                 yield f"{pad}stream {s.axis}0 in {show(s.lo)} .. {show(s.hi)} step {step}:"
                 for phase in s.phases:
                     yield f"{pad}  {phase.name}{_when(phase.when)}{' (whole)' if phase.whole else ''}:"
