@@ -524,10 +524,15 @@ def _softmax_parts(types: Types, attrs: Attrs, at: At, r: Reader) -> tuple[Expr,
     axis = axis_of(attrs["axis"], types[0].rank)
     wide = accumulator(types[0].dtype)
     extent = types[0].shape[axis]
-    over = r.fresh("s", extent)
-    moved = tuple(over if k == axis else x for k, x in enumerate(at))
-    x = cast(r.read(0, moved), wide)
+
+    def along(label: str) -> tuple[Var, Expr]:
+        over = r.fresh(label, extent)
+        return over, cast(r.read(0, tuple(over if k == axis else x for k, x in enumerate(at))), wide)
+
+    # Two variables, so that no reduction is nested in one over the same name.
+    over, x = along("m")
     top = reduce("max", over, extent, x)
+    over, x = along("s")
     total = reduce("sum", over, extent, call("exp", call("sub", x, top)))
     return cast(r.read(0, at), wide), top, total
 
@@ -575,13 +580,18 @@ def _logsumexp_meaning(types: Types, attrs: Attrs, out: TensorType, at: At, r: R
     full = at if attrs["keepdims"] else (*at[:axis], integer_const(0), *at[axis:])
     wide = accumulator(types[0].dtype)
     extent = types[0].shape[axis]
-    over = r.fresh("s", extent)
-    x = cast(r.read(0, tuple(over if k == axis else i for k, i in enumerate(full))), wide)
+
+    def along(label: str) -> tuple[Var, Expr]:
+        over = r.fresh(label, extent)
+        return over, cast(r.read(0, tuple(over if k == axis else i for k, i in enumerate(full))), wide)
+
+    over, x = along("m")
     top = reduce("max", over, extent, x)
-    # An infinite maximum is not subtracted (inf - inf), as in torch.logsumexp.
-    safe = call("where", call("eq", call("abs", top), const(float("inf"), wide)), const(0.0, wide), top)
-    total = reduce("sum", over, extent, call("exp", call("sub", x, safe)))
-    return cast(call("add", safe, call("log", total)), out.dtype)
+    over, x = along("s")
+    total = reduce("sum", over, extent, call("exp", call("sub", x, top)))
+    # An infinite maximum is the result itself, as in torch.logsumexp (exp(inf - inf) would be NaN).
+    infinite = call("eq", call("abs", top), const(float("inf"), wide))
+    return cast(call("where", infinite, top, call("add", top, call("log", total))), out.dtype)
 
 
 def _iota_meaning(types: Types, attrs: Attrs, out: TensorType, at: At, r: Reader) -> Expr:

@@ -1,0 +1,108 @@
+"""Where streaming could start: contractions that sum, over some axis j, the product of a tensor P computed from scores and a tensor V.
+
+Scores are a contraction over another axis whose one operand does not have j (the row side) and whose other operand has only j
+(the streamed side). Nothing here looks at names or spellings: the roles follow from which index variables each operand is read with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from aicf.scalar import Const, Expr, Var, variables
+from aicf.semantic import Node
+from aicf.semantic.ops import At
+from aicf.streaming.pull import output_index, step
+
+CONTRACTIONS = ("matmul", "einsum")
+CREATED = ("scalar", "iota")
+
+
+@dataclass
+class Candidate:
+    """A value contraction, the variable it sums over, which operand is P, the row variables that only P has, the score
+    contractions below P, and the contractions that mix P's rows (`blocked`)."""
+
+    node: Node
+    at: At
+    known: dict[Var, Expr]
+    stream: Var
+    length: Expr
+    weights: int
+    rows: frozenset[Var]
+    atoms: list[Node] = field(default_factory=list[Node])
+    blocked: list[Node] = field(default_factory=list[Node])
+    softmax_like: bool = False
+
+
+def free(at: At) -> frozenset[Var]:
+    """The variables of an index."""
+    return frozenset[Var]().union(*(variables(e) for e in at))
+
+
+def candidates(node: Node) -> list[Candidate]:
+    """All ways to see `node` as sum_j P[.., j] V[j, ..] with scores below P; those with score contractions first."""
+    if node.op not in CONTRACTIONS or len(node.inputs) != 2:
+        return []
+    at, known = output_index(node)
+    here = step(node, at, known)
+    if here is None or len(here.accesses) != 2:
+        return []
+    found: list[Candidate] = []
+    for over, length in here.bound.items():
+        if isinstance(length, Const) and length.value == 1 and len(here.bound) > 1:
+            continue
+        if not all(over in free(a) for _, a in here.accesses):
+            continue
+        for n, (k, own) in enumerate(here.accesses):
+            _, other = here.accesses[1 - n]
+            rows = free(own) - free(other) - {over}
+            c = Candidate(node, at, {**known, **here.bound}, over, length, k, rows)
+            _walk(c, node.inputs[k], own, set())
+            if c.atoms or c.blocked:
+                found.append(c)
+    return sorted(found, key=lambda c: (not c.atoms, not c.softmax_like))
+
+
+def two_axis(at: At, stream: Collection[Var], rows: frozenset[Var]) -> bool:
+    """Whether an element read at `at` varies both along the streamed axis and from row to row."""
+    here = free(at)
+    return any(s in here for s in stream) and (not rows or bool(here & rows))
+
+
+def _walk(c: Candidate, node: Node, at: At, seen: set[tuple[Node, At]]) -> None:
+    """Collects the score contractions that P's element depends on at (i, j), through element-wise ops, views and softmaxes."""
+    stack = [(node, at)]
+    while stack:
+        node, at = stack.pop()
+        if (node, at) in seen:
+            continue
+        seen.add((node, at))
+        here = step(node, at, c.known)
+        if here is None:
+            continue
+        reads = [(node.inputs[k], own) for k, own in here.accesses]
+        if node.op in CONTRACTIONS:
+            mixed = [own for _, own in reads if c.rows and two_axis(own, (c.stream,), c.rows)]
+            row_side = [own for _, own in reads if c.stream not in free(own)]
+            if not mixed and row_side and len(row_side) < len(reads):
+                if node not in c.atoms:
+                    c.atoms.append(node)
+            elif node not in c.blocked:
+                c.blocked.append(node)
+            continue
+        if here.bound:
+            c.softmax_like = True
+        stack += [(n, own) for n, own in reversed(reads) if two_axis(own, (c.stream,), c.rows)]
+
+
+def pure(nodes: list[Node]) -> set[Node]:
+    """The nodes that depend on nothing but sizes, positions and literals: cheap to compute anywhere."""
+    found: set[Node] = set()
+    for n in nodes:
+        literal = n.op in CREATED or (n.op == "constant" and n.type.rank == 0)
+        if literal or (n.op == "constant" and step(n, output_index(n)[0], {}) is not None):
+            found.add(n)
+        elif n.inputs and all(i in found for i in n.inputs) and n.op not in CONTRACTIONS:
+            found.add(n)
+    return found

@@ -1,0 +1,142 @@
+"""From pulled expressions to a cascade: reductions over the streamed axis in order, and what is returned in terms of them.
+
+    cast(sum(k: exp(S(i,k) - max(s: S(i,s))) / sum(s: exp(S(i,s) - max(...))) * V[k,e]))
+      ->  m = max_j s ; l = sum_j exp(s - m) ; o = sum_j exp(s - m) / l * V[j, e] ; returned: o
+
+Every reduction over the streamed axis takes the one variable j; score contractions become atoms (`s`), single symbols for what
+a tile-local contraction gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aicf.scalar import Call, Expr, Load, Reduce, Var, call, children, rebuild, show, substitute, var, variables, walk
+from aicf.streaming.derive import Reduction
+from aicf.streaming.simplify import split
+
+
+class NotACascade(Exception):
+    """The expression is not a cascade over one streamed axis; the message says why, `over` names the guilty variable."""
+
+    def __init__(self, reason: str, over: Var | None = None) -> None:
+        super().__init__(reason)
+        self.over = over
+
+
+@dataclass(frozen=True)
+class Atom:
+    """A score contraction: value[i, j] = sum over `over` < `width` of `row` (free of j) * `key` (free of the row variable)."""
+
+    name: str
+    over: Var
+    width: Expr
+    row: Expr
+    key: Expr
+
+
+@dataclass
+class Extraction:
+    """Collects atoms and reductions while expressions are taken apart. `streamed(v)`: is bound variable v a run along the
+    streamed axis (and not a contraction inside an atom)?"""
+
+    stream: Var
+    length: Expr
+    rows: frozenset[Var]
+    columns: set[Var]
+    known: dict[Var, Expr]
+    streamed: Callable[[Var], bool]
+    atoms: dict[str, Atom] = field(default_factory=dict[str, Atom])
+    reductions: list[Reduction] = field(default_factory=list[Reduction])
+    _named: dict[tuple[object, ...], Var] = field(default_factory=dict[tuple[object, ...], Var])
+    _memo: dict[Expr, Expr] = field(default_factory=dict[Expr, Expr])
+
+    def take(self, e: Expr) -> Expr:
+        """`e` with reductions over the streamed axis and atoms replaced by their names. Raises NotACascade."""
+        found = self._memo.get(e)
+        if found is None:
+            found = self._memo[e] = self._take(e)
+        return found
+
+    def _take(self, e: Expr) -> Expr:
+        if isinstance(e, Reduce):
+            return self._reduction(e) if self.streamed(e.var) else self._atom(e)
+        if isinstance(e, Load):
+            return e
+        return rebuild(e, tuple(self.take(c) for c in children(e)))
+
+    def _reduction(self, e: Reduce) -> Expr:
+        if e.var is not self.stream and self.stream in variables(e):
+            raise NotACascade(
+                "one normaliser runs over the rows of the scores while the values are summed over their columns; both would "
+                "have to be streamed at once",
+                e.var,
+            )
+        if e.extent is not self.length:
+            parts = split(e, self.length, self.known)
+            if parts is None:
+                raise NotACascade(
+                    f"a reduction runs over {show(e.extent)} positions and another over {show(self.length)}; no common stream",
+                    e.var,
+                )
+            return self.take(parts)
+        body = self.take(substitute(e.body, {e.var: self.stream}))
+        key = (e.op, body)
+        name = self._named.get(key)
+        if name is None:
+            name = self._named[key] = var(self._fresh(e.op, body), e.dtype)
+            if e.op in ("any", "all", "prod"):
+                raise NotACascade(f"a running {e.op} over the streamed axis is not derived yet", e.var)
+            self.reductions.append(Reduction(name.name, e.op, body))
+        return name
+
+    def _fresh(self, op: str, body: Expr) -> str:
+        base = "m" if op in ("max", "min") else "o" if self._has_column(body) else "l"
+        taken = {r.name for r in self.reductions}
+        name, n = base, 1
+        while name in taken:
+            n += 1
+            name = f"{base}{n}"
+        return name
+
+    def _has_column(self, body: Expr) -> bool:
+        return bool(variables(body) & self.columns)
+
+    def _atom(self, e: Reduce) -> Expr:
+        if e.op != "sum":
+            raise NotACascade(f"a {e.op} over {e.var.name} inside the scores is not a contraction", e.var)
+        row: list[Expr] = []
+        key: list[Expr] = []
+        for factor in _factors(e.body):
+            here = variables(factor)
+            on_stream = self.stream in here
+            if on_stream and here & self.rows:
+                raise NotACascade("a factor of the scores' contraction depends on the row and on the streamed position", e.var)
+            if any(isinstance(x, Reduce) for x in walk(factor)):
+                raise NotACascade("the scores are contracted over more than one axis", e.var)
+            (key if on_stream else row).append(factor)
+        if not key:
+            raise NotACascade("a contraction inside a row value cannot be streamed", e.var)
+        atom_key = ("atom", e)
+        name = self._named.get(atom_key)
+        if name is None:
+            n = len(self.atoms)
+            name = self._named[atom_key] = var("s" if n == 0 else f"s{n + 1}", e.dtype)
+            self.atoms[name.name] = Atom(name.name, e.var, e.extent, _product(row, e), _product(key, e))
+        return name
+
+
+def _product(factors: list[Expr], e: Reduce) -> Expr:
+    if not factors:
+        raise NotACascade("the scores' contraction has no row operand", e.var)
+    value = factors[0]
+    for f in factors[1:]:
+        value = call("mul", value, f)
+    return value
+
+
+def _factors(e: Expr) -> list[Expr]:
+    if isinstance(e, Call) and e.fn == "mul":
+        return [x for a in e.args for x in _factors(a)]
+    return [e]

@@ -1,0 +1,507 @@
+"""Recognising streamed regions in a graph: from a value contraction to all that goes with it, or the reason why it can't be.
+
+One region is: score contractions (atoms), everything between them and what leaves the region, and the exits, i.e. every tensor that is
+needed outside: the value contraction, row statistics (log-sum-exp, entropy), further value contractions with the same scores. The
+exits' elements are pulled into scalar expressions, and these taken apart into a cascade. A tensor of rows x keys that is also needed
+outside makes the region refused: it would have to be written anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from aicf.scalar import (
+    Const,
+    Expr,
+    Load,
+    Var,
+    affine,
+    index,
+    integer_const,
+    is_float,
+    promote,
+    show,
+    substitute,
+    variables,
+    walk,
+)
+from aicf.semantic import Node, users_of
+from aicf.semantic.ops import At
+from aicf.semantic.types import is_one
+from aicf.streaming.candidates import CONTRACTIONS, Candidate, candidates, free, pure, two_axis
+from aicf.streaming.cascade import Atom, Extraction, NotACascade
+from aicf.streaming.derive import Reduction
+from aicf.streaming.pull import Puller, output_index, step
+from aicf.streaming.simplify import decide, in_fp32
+
+VIEWS = ("reshape", "permute", "expand", "slice")
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A tensor that leaves the region: its node, the index of its elements in the region's variables, and its element in terms of the
+    cascade's results. `columns`: the variables that only this exit has."""
+
+    node: Node
+    at: At
+    expr: Expr
+    columns: tuple[Var, ...]
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """A region found: still semantics, no tiles. Variables: `batch` shared by everything, `row`, `stream`, per-exit columns."""
+
+    value: Node
+    atoms: tuple[Atom, ...]
+    cascade: tuple[Reduction, ...]
+    exits: tuple[Exit, ...]
+    loads: Mapping[str, Node]
+    batch: tuple[Var, ...]
+    row: Var
+    stream: Var
+    columns: tuple[Var, ...]
+    extents: Mapping[Var, Expr]
+    inside: tuple[Node, ...]
+    softmax_like: bool
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A region that was seen and not taken: which op broke which property."""
+
+    node: Node
+    reason: str
+    guilty: Node | None = None
+
+
+@dataclass
+class Settings:
+    """What recognition may assume: `anchors`, the nodes whose tensors exist outside (None: all); `parameters`, model weights."""
+
+    anchors: Collection[Node] | None = None
+    parameters: Collection[Node] = field(default_factory=frozenset[Node])
+
+
+def recognise(nodes: list[Node], outputs: Collection[Node] | None = None, settings: Settings | None = None) -> list[Recognised | Refused]:
+    """All regions of a graph given as its nodes in topological order, in the order of their value contractions.
+
+    `outputs`: the nodes returned to the caller (nodes without users, when None). The cost is linear in the number of
+    nodes plus the sizes of the regions.
+    """
+    context = _Context(nodes, outputs, settings or Settings())
+    found: list[Recognised | Refused] = []
+    taken: set[Node] = set()
+    for node in nodes:
+        if node in taken:
+            continue
+        best: Recognised | Refused | None = None
+        for c in candidates(node):
+            result = _region(context, c)
+            if isinstance(result, Recognised):
+                best = result
+                break
+            best = best or result
+        if best is None:
+            continue
+        found.append(best)
+        if isinstance(best, Recognised):
+            taken.update(best.inside)
+            taken.update(e.node for e in best.exits)
+    return found
+
+
+class _Context:
+    """Facts about the whole graph, computed once."""
+
+    def __init__(self, nodes: list[Node], outputs: Collection[Node] | None, settings: Settings) -> None:
+        self.nodes = nodes
+        self.users = users_of(nodes)
+        self.order = {n: k for k, n in enumerate(nodes)}
+        self.outputs = set(outputs) if outputs is not None else {n for n in nodes if not self.users[n]}
+        self.pure = pure(nodes)
+        self.settings = settings
+
+    def anchor(self, node: Node) -> bool:
+        return self.settings.anchors is None or node in self.settings.anchors or node.op == "input"
+
+    def downstream(self, atoms: list[Node]) -> _Downstream:
+        return _Downstream(atoms, min(self.order.get(a, 0) for a in atoms), self.order)
+
+
+class _Downstream:
+    """Which nodes depend on the atoms; walks back no further than the first atom."""
+
+    def __init__(self, atoms: list[Node], first: int, order: dict[Node, int]) -> None:
+        self.known: dict[Node, bool] = dict.fromkeys(atoms, True)
+        self.first, self.order = first, order
+
+    def __contains__(self, node: Node) -> bool:
+        stack = [node]
+        while stack:
+            n = stack[-1]
+            if n in self.known:
+                stack.pop()
+            elif self.order.get(n, -1) < self.first:
+                self.known[n] = False
+            else:
+                open_inputs = [i for i in n.inputs if i not in self.known]
+                if open_inputs:
+                    stack += open_inputs
+                else:
+                    self.known[n] = any(self.known[i] for i in n.inputs)
+        return self.known[node]
+
+
+class _Pull:
+    """The cut policy of one region: go through what depends on the atoms, through what varies along both axes, and through views;
+    stop at everything that the rest of the graph can compute once per row or once per key."""
+
+    def __init__(self, context: _Context, c: Candidate) -> None:
+        self.context, self.c = context, c
+        self.below = context.downstream(c.atoms)
+        self.atoms = frozenset(c.atoms)
+        self.puller = Puller(self.cut)
+        self.puller.extents.update(c.known)
+
+    def streamed(self, v: Var) -> bool:
+        """Whether `v` runs along the streamed axis."""
+        if v is self.c.stream:
+            return True
+        binder = self.puller.binders.get(v)
+        return binder is not None and binder not in self.atoms and binder in self.below
+
+    def cut(self, node: Node, at: At) -> bool:
+        if node in self.context.pure:
+            return False
+        if node in self.below:
+            return node in self.c.blocked
+        if not self.context.anchor(node):
+            return False
+        here = free(at)
+        bound = [v for v in here if v in self.puller.binders and not self.streamed(v)]
+        along = [v for v in here if self.streamed(v)]
+        if not bound and along and two_axis(at, along, self.c.rows):
+            return self._reduces(node)
+        return not self._transparent(node, at)
+
+    def _reduces(self, node: Node) -> bool:
+        here = step(node, *output_index(node))
+        return here is None or bool(here.bound)
+
+    def _transparent(self, node: Node, at: At) -> bool:
+        """Views, and conversions that lose nothing, are seen through as long as the index stays affine along each tile axis."""
+        if node.op == "cast":
+            source = node.inputs[0].type.dtype
+            wider = is_float(source) and is_float(node.type.dtype) and promote(source, node.type.dtype) == node.type.dtype
+            return wider or source == "bool" and is_float(node.type.dtype) and False
+        if node.op not in VIEWS:
+            return False
+        tile = tuple(sorted((v for v in free(at)), key=lambda v: v.name))
+        here = step(node, at, self.puller.extents)
+        if here is None:
+            return False
+        batch = self.c.known.keys() - self.c.rows - {self.c.stream}
+        moving = tuple(v for v in tile if v not in batch or v in self.puller.binders)
+        return all(affine(e, moving) is not None for _, own in here.accesses for e in own)
+
+
+def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
+    if not c.atoms:
+        if not c.softmax_like:
+            return None
+        return Refused(c.node, _mixing(c), c.blocked[0])
+    policy = _Pull(context, c)
+    target, at = _extended(context, policy, c)
+    element = policy.puller.pull(target, at)
+    if not _interesting(c, policy, element):
+        return None
+    columns = {v for v in free(at) if v not in _score_variables(policy, c)}
+    extraction = Extraction(
+        c.stream, c.length, c.rows, columns, policy.puller.extents, policy.streamed
+    )  # fmt: skip
+    try:
+        exits = [Exit(target, at, _prepared(extraction, policy, element), tuple(v for v in at if v in columns and isinstance(v, Var)))]
+        outside = _exits(context, policy, c, target)
+        if isinstance(outside, Refused):
+            return outside
+        for node, where, pulled, own in outside:
+            columns.update(own)
+            exits.append(Exit(node, where, _prepared(extraction, policy, pulled), own))
+    except NotACascade as problem:
+        if not c.softmax_like:
+            return None
+        guilty = policy.puller.binders.get(problem.over) if problem.over is not None else None
+        return Refused(c.node, str(problem), guilty)
+    if not c.softmax_like and _only_weights(context, policy, extraction):
+        return None
+    return _finished(policy, c, extraction, exits, columns)
+
+
+def _mixing(c: Candidate) -> str:
+    node = c.blocked[0]
+    return (
+        f"the scores pass through {node.op} {node.name}, which sums over an axis of the score tensor itself (one row's scores depend "
+        "on other rows' or heads' scores), so a tile of them cannot be computed from a tile of keys"
+    )
+
+
+def _prepared(extraction: Extraction, policy: _Pull, element: Expr) -> Expr:
+    return extraction.take(decide(in_fp32(element), policy.puller.extents))
+
+
+def _interesting(c: Candidate, policy: _Pull, element: Expr) -> bool:
+    """Something other than a plain product of matrices happens between the scores and the sum."""
+    if c.softmax_like:
+        return True
+    between = [n for n in policy.puller.visits if n in policy.below and n not in policy.atoms and n is not c.node]
+    return any(n.op not in (*VIEWS, "cast", "mul", "div", "neg") or _score_shaped_factor(n, policy) for n in between)
+
+
+def _score_shaped_factor(n: Node, policy: _Pull) -> bool:
+    """A product with something that is not a plain number: a mask or decay multiplied into the scores."""
+    return n.op in ("mul", "div") and any(i.type.rank > 0 and i not in policy.below for i in n.inputs)
+
+
+def _score_variables(policy: _Pull, c: Candidate) -> set[Var]:
+    """Variables of the value contraction that P is read with: batch and row variables (the others are columns of V)."""
+    here = step(c.node, c.at, c.known)
+    assert here is not None
+    return {v for k, own in here.accesses if k == c.weights for v in free(own)}
+
+
+def _only_weights(context: _Context, policy: _Pull, extraction: Extraction) -> bool:
+    """Keys and values are model parameters: a feed-forward layer, which matrix libraries do better."""
+    names = {x.tensor for a in extraction.atoms.values() for x in walk(a.key) if isinstance(x, Load)}
+    return bool(names) and all(policy.puller.loads[n] in context.settings.parameters for n in names)
+
+
+# ------------------------------------------------------------------------------------------------ exits
+
+
+def _extended(context: _Context, policy: _Pull, c: Candidate) -> tuple[Node, At]:
+    """The value contraction, or what row-wise ops make of it right after: `(e @ v) / l` is one result."""
+    node = c.node
+    policy.puller.pull(node, c.at)
+    while True:
+        users = context.users.get(node, [])
+        if len(users) != 1 or node in context.outputs:
+            return node, c.at
+        (user,) = users
+        here = step(user, c.at, c.known)
+        if here is None or here.bound or user.op in (*VIEWS, "concat", "pad", "take", "gather"):
+            return node, c.at
+        if user.type.shape != node.type.shape or not context.anchor(user):
+            return node, c.at
+        others = [i for i in user.inputs if i is not node]
+        if not all(i in context.pure or (i in policy.below and _row_value(policy, i)) for i in others):
+            return node, c.at
+        node = user
+
+
+def _row_value(policy: _Pull, node: Node) -> bool:
+    """A value per row that comes from reductions of the scores (not score-shaped, nor another output)."""
+    here = [node]
+    seen: set[Node] = set()
+    while here:
+        n = here.pop()
+        if n in seen or n not in policy.below:
+            continue
+        seen.add(n)
+        visits = policy.puller.visits.get(n, [])
+        if visits:
+            if any(policy.streamed(v) for at in visits for v in free(at)):
+                if n is node:
+                    return False
+                continue
+            continue
+        if n in policy.atoms:
+            return False
+        kept = step(n, *output_index(n))
+        if kept is None or n.op in CONTRACTIONS:
+            return False
+        if kept.bound:
+            continue
+        here += n.inputs
+    return True
+
+
+Found = tuple[Node, At, Expr, tuple[Var, ...]]
+
+
+def _exits(context: _Context, policy: _Pull, c: Candidate, target: Node) -> list[Found] | Refused:
+    """Further tensors that leave the region, pulled; or the refusal when rows x keys would have to leave."""
+    found: list[Found] = []
+    done: set[Node] = {target}
+    visits = policy.puller.visits
+    queue = [n for n in context.nodes if n in visits and n in policy.below and n is not target]
+    work = list(queue)
+    inside = set(queue) | {target}
+    while work:
+        node = work.pop(0)
+        if node in done:
+            continue
+        done.add(node)
+        where = _place(policy, node)
+        along = any(policy.streamed(v) for v in free(where))
+        outside = [u for u in context.users.get(node, []) if u not in inside]
+        if node in context.outputs or (outside and not along):
+            if along:
+                return Refused(c.node, f"the {_what(node, policy)} {node.name} {_tensor(node)} is itself returned, so it must be written", node)
+            if context.anchor(node):
+                at = _plain(where, node)
+                if at is None:
+                    return Refused(c.node, f"{node.name} is used outside and is not indexed by the region's rows", node)
+                found.append((node, at, policy.puller.pull(node, where), ()))
+                continue
+        for user in outside:
+            grown = _through(policy, node, where, user, c)
+            if grown is None:
+                return Refused(
+                    c.node,
+                    f"the {_what(node, policy)} {node.name} {_tensor(node)} is also used by {user.op} {user.name}, so it must be written",
+                    user,
+                )
+            at, own = grown
+            inside.add(user)
+            element = policy.puller.pull(user, at)
+            if any(policy.streamed(v) for v in free(at)):
+                work.append(user)
+                continue
+            if user in context.outputs or context.users.get(user):
+                if not context.anchor(user):
+                    work.append(user)
+                    continue
+                done.add(user)
+                plain = _plain(at, user)
+                if plain is None:
+                    return Refused(c.node, f"{user.name} is not indexed by the region's rows", user)
+                found.append((user, plain, element, own))
+    return found
+
+
+def _what(node: Node, policy: _Pull) -> str:
+    return "score tensor" if node in policy.atoms else "score-shaped tensor"
+
+
+def _tensor(node: Node) -> str:
+    return f"[{', '.join(map(show, node.type.shape))}]"
+
+
+def _place(policy: _Pull, node: Node) -> At:
+    """The index at which a node was read along the streamed axis (or at all)."""
+    visits = policy.puller.visits[node]
+    for at in visits:
+        if policy.c.stream in free(at):
+            return at
+    return visits[0]
+
+
+def _plain(at: At, node: Node) -> At | None:
+    """The index of every element of `node` in region variables, or None when some element is not reached by it."""
+    seen: set[Expr] = set()
+    for e, dim in zip(at, node.type.shape, strict=True):
+        if isinstance(e, Var) and e not in seen:
+            seen.add(e)
+        elif not (is_one(dim) and isinstance(e, Const)):
+            return None
+    return at
+
+
+def _through(policy: _Pull, node: Node, where: At, user: Node, c: Candidate) -> tuple[At, tuple[Var, ...]] | None:
+    """The index of `user`'s elements that goes with `node` read at `where`, and the new column variables, or None when user
+    does not follow the region's axes."""
+    prefix = f"y{policy.context.order[user]}_"
+    at, known = output_index(user, prefix)
+    here = step(user, at, {**policy.puller.extents, **known})
+    if here is None:
+        return None
+    values: dict[Expr, Expr] = {}
+    for k, own in here.accesses:
+        if user.inputs[k] is not node:
+            continue
+        for mine, theirs in zip(own, where, strict=True):
+            if isinstance(mine, Var) and mine in known:
+                if values.setdefault(mine, theirs) is not theirs:
+                    return None
+            elif isinstance(mine, Var) and mine in here.bound:
+                if not (isinstance(theirs, Var) and policy.streamed(theirs)):
+                    return None
+            elif mine is not theirs and not (isinstance(mine, Const) and isinstance(theirs, Const)):
+                return None
+    columns = tuple(v for v in known if v not in values)
+    for v in columns:
+        policy.puller.extents[v] = known[v]
+        dim = known[v]
+        if is_one(dim):
+            values[v] = integer_const(0)
+    columns = tuple(v for v in columns if v not in values)
+    if columns and user.op not in CONTRACTIONS:
+        return None
+    return tuple(substitute(e, values) for e in at), columns
+
+
+# ------------------------------------------------------------------------------------------------ names and roles
+
+_BATCH = ("b", "h", "g", "u", "w", "z")
+
+
+def _finished(policy: _Pull, c: Candidate, x: Extraction, exits: list[Exit], columns: set[Var]) -> Recognised | Refused:
+    """Variables renamed by role and packed into the result."""
+    keys = {v for a in x.atoms.values() for v in variables(a.key)}
+    row_side = {v for a in x.atoms.values() for v in variables(a.row)}
+    given = [v for v in c.at if isinstance(v, Var) and v not in columns]
+    rows = [v for v in given if v not in keys and v in row_side and v in c.rows]
+    rows = rows or [v for v in given if v not in keys and v in row_side and v not in columns and v in c.rows]
+    extents = dict(policy.puller.extents)
+    if rows:
+        row = max(rows, key=lambda v: (_length(extents[v]), c.at.index(v)))
+    else:
+        row = index("row")
+        extents[row] = integer_const(1)
+    names: dict[Expr, Expr] = {}
+    renamed: dict[Var, Expr] = {}
+
+    def rename(v: Var, name: str) -> Var:
+        new = index(name)
+        names[v] = new
+        renamed[new] = extents[v]
+        return new
+
+    batch = tuple(rename(v, _BATCH[n] if n < len(_BATCH) else f"b{n}") for n, v in enumerate(v for v in given if v is not row))
+    new_row = rename(row, "i")
+    new_stream = rename(c.stream, "j")
+    all_columns = [v for e in exits for v in e.columns]
+    new_columns = tuple(rename(v, "e" if n == 0 else f"e{n + 1}") for n, v in enumerate(dict.fromkeys(all_columns)))
+    for n, a in enumerate(x.atoms.values()):
+        if a.over not in names:
+            rename(a.over, "d" if n == 0 else f"d{n + 1}")
+
+    def put(e: Expr) -> Expr:
+        return substitute(e, names)
+
+    atoms = tuple(Atom(a.name, _var(put(a.over)), put(a.width), put(a.row), put(a.key)) for a in x.atoms.values())
+    cascade = tuple(Reduction(r.name, r.op, put(r.body)) for r in x.reductions)
+    final = tuple(
+        Exit(e.node, tuple(put(i) for i in e.at), put(e.expr), tuple(_var(put(v)) for v in e.columns)) for e in exits
+    )
+    used = {n.tensor for e in (*[r.body for r in cascade], *[a.row for a in atoms], *[a.key for a in atoms], *[e.expr for e in final])
+            for n in walk(e) if isinstance(n, Load)}  # fmt: skip
+    inside = tuple(n for n in policy.context.nodes if n in policy.puller.visits and n in policy.below)
+    return Recognised(
+        c.node, atoms, cascade, final, {k: v for k, v in policy.puller.loads.items() if k in used},
+        batch, new_row, new_stream, new_columns, renamed, inside, c.softmax_like,
+    )  # fmt: skip
+
+
+def _var(e: Expr) -> Var:
+    assert isinstance(e, Var)
+    return e
+
+
+def _length(e: Expr) -> int:
+    return int(e.value) if isinstance(e, Const) else 1 << 40
+
+
+__all__ = ["Exit", "Recognised", "Refused", "Settings", "recognise"]
