@@ -1,0 +1,356 @@
+"""Derivation: a cascade of reductions over one axis becomes a program that reads the axis once.
+
+    m = max s;  l = sum exp(s - m);  o = sum exp(s - m) / l * v
+        ->  base B_m = max s;  sums G_l = exp(s - ref_m), G_o = exp(s - ref_m) * v;  o = G_o / G_l
+
+Every body is separated (separate.py) into row factors times streamed factors. The streamed factors become carried sums; a
+row factor `exp(-p B)` stays beside the streamed factor `exp(p u)` that it keeps in range, B being the running extremum of u;
+everything else is hoisted behind the stream, which is exact because a sum is linear. Nothing here knows what a softmax is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from aicf.scalar import Call, DType, Expr, Var, call, cast, const, is_float, is_half, is_int, substitute, var, variables, walk
+from aicf.scalar import show as show_expr
+from aicf.streaming.stream_program import Base, NotSeparable, Reduction, StreamProgram, Sum
+from aicf.streaming.gauge import gauge_free
+from aicf.streaming.separate import (
+    IDENTITY,
+    RANK_LIMIT,
+    Context,
+    Extremum,
+    Match,
+    Refused,
+    canon,
+    extremum,
+    matching,
+    new_base,
+    positive,
+    separate,
+)
+from aicf.streaming.terms import Term, add_up, product, scaled, split, term_poly, to_expr
+
+
+def derive(
+    cascade: Sequence[Reduction],
+    outputs: Mapping[str, Expr],
+    stream: Var,
+    *,
+    atoms: Sequence[Var] = (),
+    payload: Sequence[Var] = (),
+) -> StreamProgram | NotSeparable:
+    """The one-pass program of `cascade`, or why there is none.
+
+    `stream` is the streamed index; `atoms` name values that have one element per streamed position (a tile-local
+    contraction such as a score). `payload` names index variables of further axes that sums may keep (the value width).
+    `outputs` are expressions of reductions and of inputs of the row; without any, the reductions themselves are the outputs.
+    Raises ValueError for a cascade that is not well formed: names used twice or out of order, an output that is streamed.
+    """
+    _check(cascade, outputs, stream, atoms)
+    wanted = dict(outputs) if outputs else {r.name: var(r.name, r.body.dtype) for r in cascade}
+    bodies = [r.body for r in cascade]
+    dtype: DType = "f64" if any(n.dtype == "f64" for e in [*bodies, *wanted.values()] for n in walk(e)) else "f32"
+    c = Context(x=frozenset({stream, *atoms}), dtype=dtype)
+    state = _States(c, tuple(payload), {}, {})
+    done: dict[str, Expr] = {}
+    types: dict[str, DType] = {}
+    for r in cascade:
+        c.reduction = r.name
+        body = _retyped(r.body, types)
+        try:
+            value = _reduction(state, r, body)
+        except Refused as no:
+            return NotSeparable(no.reason, no.where, r.name)
+        name = var(r.name, "bool" if r.op in ("any", "all") else _wide(body.dtype, dtype))
+        types[r.name] = name.dtype
+        c.rho.add(name)
+        done[r.name] = value
+        if r.op != "sum" or isinstance(value, Var):
+            c.values[name] = value
+        c.canonical.clear()
+    results: dict[str, Expr] = {}
+    for name, e in wanted.items():
+        value = canon(c, _retyped(e, types))
+        if name in done and value in (done[name], var(name, value.dtype)):
+            value = done[name]
+        results[name] = value
+    for name in [n for n in results if n in done and results[n] is not done[n]]:
+        # The output took the name of a reduction that it is not: the reduction is put in place instead of named.
+        named = {v: done[name] for e in [*done.values(), *results.values()] for v in variables(e) if v.name == name}
+        done = {n: substitute(e, named) for n, e in done.items() if n != name}
+        results = {n: substitute(e, named) for n, e in results.items()}
+    return _assembled(state, done, results, stream, tuple(atoms))
+
+
+def _check(cascade: Sequence[Reduction], outputs: Mapping[str, Expr], stream: Var, atoms: Sequence[Var]) -> None:
+    names = [r.name for r in cascade]
+    taken = {stream.name, *(a.name for a in atoms)}
+    for i, r in enumerate(cascade):
+        if r.name in names[:i] or r.name in taken:
+            raise ValueError(f"the name '{r.name}' is used twice in the cascade: give every reduction its own name")
+        late = sorted(v.name for v in variables(r.body) if v.name in names[i:])
+        if late:
+            raise ValueError(f"reduction '{r.name}' refers to '{late[0]}', which comes at or after it: order the cascade")
+    for name, e in outputs.items():
+        if not variables(e).isdisjoint({stream, *atoms}):
+            raise ValueError(f"output '{name}' keeps the streamed axis: {show_expr(e)}; only reductions of it can be outputs")
+
+
+def _wide(dtype: DType, working: DType) -> DType:
+    return working if is_half(dtype) or dtype == "bool" else dtype
+
+
+def _retyped(e: Expr, types: Mapping[str, DType]) -> Expr:
+    """`e` with references to earlier reductions in the type in which they are carried."""
+    return substitute(e, {v: var(v.name, types[v.name]) for v in variables(e) if v.name in types})
+
+
+# ------------------------------------------------------------------------------------------------ reductions
+
+
+@dataclass
+class _States:
+    """The carried sums found so far: body -> Sum."""
+
+    c: Context
+    payload: tuple[Var, ...]
+    sums: dict[tuple[object, ...], Sum]
+    terms: dict[Var, Term]
+
+
+def _reduction(s: _States, r: Reduction, body: Expr) -> Expr:
+    match r.op:
+        case "sum":
+            return _sum(s, r.name, cast(body, "i64") if body.dtype == "bool" else body)
+        case "max" | "min":
+            return extremum(s.c, cast(body, s.c.dtype) if body.dtype == "bool" else body, r.op)
+        case "any":
+            return _any(s.c, body)
+        case "all":
+            return call("not", _any(s.c, call("not", body)))
+        case "prod":
+            return _prod(s, r.name, body)
+
+
+def _any(c: Context, body: Expr) -> Expr:
+    """any of a condition on the element: a maximum over 0 where it holds and -inf elsewhere is above -inf."""
+    if c.mixed(body):
+        raise Refused("a condition that mixes the streamed element and earlier reductions", body)
+    if not c.has_x(body):
+        return canon(c, body)
+    if isinstance(body, Call) and body.fn == "not" and isinstance(body.args[0], Call) and body.args[0].fn == "eq":
+        body = call("ne", *body.args[0].args)
+    if isinstance(body, Call) and body.fn == "ne":
+        for op, lowest in IDENTITY.items():
+            kind: Extremum = "max" if op == "max" else "min"
+            if body.args[1] is const(lowest, body.args[1].dtype) and is_float(body.args[1].dtype):
+                # Some u is not -inf exactly when their maximum is not (a NaN is neither, and propagates).
+                found = new_base(c, body.args[0], kind, ())
+                return call("ne", found, const(lowest, found.dtype))
+    found = new_base(c, const(0.0, c.dtype), "max", (body,))
+    return call("ne", found, const(IDENTITY["max"], found.dtype))
+
+
+def _prod(s: _States, name: str, body: Expr) -> Expr:
+    """prod g as exp(sum log|g|) with the sign from the parity of the negative factors."""
+    c = s.c
+    if c.has_rho(body):
+        raise Refused("a product over the stream of an expression that uses earlier reductions", body)
+    wide = cast(body, c.dtype)
+    size = _sum(s, name, call("log", call("abs", wide)))
+    negative = _sum(s, name, call("where", call("lt", wide, const(0, c.dtype)), const(1, c.dtype), const(0, c.dtype)))
+    sign = call("sub", const(1, c.dtype), call("mul", const(2, c.dtype), call("mod", negative, const(2, c.dtype))))
+    return call("mul", sign, call("exp", size))
+
+
+def _sum(s: _States, name: str, body: Expr) -> Expr:
+    """The value of `sum over the stream of body`, by carried sums."""
+    c = s.c
+    dtype = body.dtype if is_int(body.dtype) else _wide(body.dtype, c.dtype)
+    terms = separate(c, body, "terms")
+    parts = [_carried(s, name, t, dtype, len(terms) > 1) for t in terms]
+    if len({g for g, _, _ in parts}) > RANK_LIMIT:
+        raise Refused(f"its rank is above the limit of {RANK_LIMIT}", body)
+    if parts and all(_positive_sum(s, g, rest) for g, _, rest in parts):
+        for me in [var(name, dtype), *(g for g, _, _ in parts if len(parts) == 1)]:
+            c.positive.add(me)
+            c.covers[me] = [s.terms[g] for g, _, rest in parts if rest == Term()]
+    return _chosen(c, [(t, product(Term(powers=((g, 1),)), rest)) for g, t, rest in parts], dtype)
+
+
+def _positive_sum(s: _States, g: Var, rest: Term) -> bool:
+    t = s.terms[g]
+    return rest.coef > 0 and not t.keep and all(n % 2 == 0 or positive(s.c, a) for a, n in t.powers + rest.powers)
+
+
+def _carried(s: _States, name: str, t: Term, dtype: DType, several: bool) -> tuple[Var, Term, Term]:
+    """(the carried sum of the streamed factor of `t`, `t`, the factor that is hoisted)."""
+    c = s.c
+    streamed, hoisted = split(t, c.has_x)
+    matches = matching(c, t)
+    used = frozenset[object]().union(*(m.used for m in matches))
+    inside: list[Term] = []
+    outside: list[Term] = []
+    for e in t.exponent:
+        if any(c.has_x(a) for a, _ in e.powers):
+            inside.append(e)
+        elif any(m.base.state is a for m in matches for a, _ in e.powers):
+            pass
+        elif any(c.has_rho(a) for a, _ in e.powers):
+            outside.append(e)
+        else:
+            # An addend of the row: what the extremum's own body holds stays with it, and so does everything that
+            # nothing keeps in range, as in the source.
+            kept = not matches or frozenset(term_poly(e, False)) <= used
+            (inside if kept and any_streamed(c, t) else outside).append(e)
+    rest = Term(coef=t.coef, powers=hoisted, exponent=tuple(outside))
+    weight, value, payload = _body(s, Term(powers=streamed, keep=t.keep), inside, matches, dtype)
+    body = weight if value is None else value if weight is const(1, weight.dtype) else call("mul", weight, value)
+    stabilisers = tuple((m.base.state.name, to_expr(m.p, c.dtype)) for m in matches)
+    found = s.sums.get((body, stabilisers))
+    if found is None:
+        number = sum(1 for x in s.sums.values() if x.name.startswith(f"G_{name}_")) if several else 0
+        label = f"G_{name}_{number}" if several else f"G_{name}"
+        taken = {x.name for x in s.sums.values()}
+        while label in taken:
+            label += "_"
+        found = Sum(label, body, weight, value, stabilisers, _scale(c, matches), payload, dtype)
+        s.sums[body, stabilisers] = found
+        s.terms[found.state] = replace(t, coef=1.0, powers=streamed, rows=())
+        c.rho.add(found.state)
+    return found.state, t, rest
+
+
+def any_streamed(c: Context, t: Term) -> bool:
+    return any(c.has_x(a) for e in t.exponent for a, _ in e.powers)
+
+
+def reference(m: Match) -> Var:
+    return var("ref" + m.base.state.name[1:], m.base.state.dtype)
+
+
+def before(m: Match) -> Var:
+    return var("old" + m.base.state.name[1:], m.base.state.dtype)
+
+
+def _body(
+    s: _States, t: Term, inside: list[Term], matches: list[Match], dtype: DType
+) -> tuple[Expr, Expr | None, tuple[Var, ...]]:
+    """(weight, value, payload variables) of the streamed factor at the reference."""
+    c = s.c
+    payload = frozenset(s.payload)
+    order = sorted(t.powers, key=lambda p: (p[1] < 0, show_expr(p[0])))
+    mine = tuple(p for p in order if variables(p[0]).isdisjoint(payload))
+    wide = tuple(p for p in order if not variables(p[0]).isdisjoint(payload))
+    exponential: Expr | None = None
+    if inside:
+        if len(matches) == 1 and matches[0].exact:
+            (m,) = matches
+            distance = call("sub", m.body, reference(m))
+            factor = to_expr(m.p, c.dtype)
+            exponential = call("exp", distance if factor == const(1, factor.dtype) else call("mul", factor, distance))
+        else:
+            references = [product(scaled(m.p, -1.0), Term(powers=((reference(m), 1),))) for m in matches]
+            exponential = call("exp", add_up([*inside, *references], c.dtype))
+    weight: Expr | None = exponential
+    if mine or weight is None:
+        others = to_expr(Term(powers=mine), dtype)
+        weight = others if weight is None else _with_powers(weight, mine, dtype)
+    for condition in t.keep:
+        weight = call("where", condition, weight, const(0, weight.dtype))
+    value = to_expr(Term(powers=wide), dtype) if wide else None
+    if len(wide) == 1 and wide[0][1] == 1:
+        value = wide[0][0]
+    found = variables(weight) | (variables(value) if value is not None else frozenset[Var]())
+    return weight, value, tuple(v for v in s.payload if v in found)
+
+
+def _with_powers(weight: Expr, powers: tuple[tuple[Expr, int], ...], dtype: DType) -> Expr:
+    up = tuple(p for p in powers if p[1] > 0)
+    down = tuple((a, -n) for a, n in powers if n < 0)
+    out = call("mul", weight, to_expr(Term(powers=up), dtype)) if up else weight
+    return call("div", out, to_expr(Term(powers=down), dtype)) if down else out
+
+
+def _scale(c: Context, matches: list[Match]) -> Expr | None:
+    """exp(sum of p * (old - ref)): what moves a sum from the old references to the new ones."""
+    total: Expr | None = None
+    for m in matches:
+        distance = call("sub", before(m), reference(m))
+        factor = to_expr(m.p, c.dtype)
+        part = distance if factor == const(1, factor.dtype) else call("mul", factor, distance)
+        total = part if total is None else call("add", total, part)
+    return None if total is None else call("exp", total)
+
+
+def _chosen(c: Context, parts: list[tuple[Term, Term]], dtype: DType) -> Expr:
+    """The sum of terms. Row conditions select between whole sums: the side not taken may hold NaN."""
+    for t, _ in parts:
+        for condition in t.rows:
+            base = condition.args[0] if isinstance(condition, Call) and condition.fn == "not" else condition
+            contrary = call("not", base)
+            yes = [(replace(u, rows=_less(u.rows, base)), h) for u, h in parts if contrary not in u.rows]
+            no = [(replace(u, rows=_less(u.rows, contrary)), h) for u, h in parts if base not in u.rows]
+            return call("where", base, _chosen(c, yes, dtype), _chosen(c, no, dtype))
+    groups: dict[tuple[Expr, ...], list[Term]] = {}
+    for t, h in parts:
+        # The first power is the carried sum itself.
+        risky = bool(t.keep) and any(c.has_rho(a) for a, _ in h.powers[1:] + tuple(p for e in h.exponent for p in e.powers))
+        groups.setdefault(t.keep if risky else (), []).append(h)
+    total: Expr | None = None
+    for keep, members in groups.items():
+        value = add_up(members, dtype)
+        if keep:
+            # No element was selected: the source adds up zeros, whatever the row's factor is.
+            some = new_base(c, const(0.0, c.dtype), "max", keep)
+            value = call("where", call("ne", some, const(IDENTITY["max"], some.dtype)), value, const(0, value.dtype))
+        total = value if total is None else call("add", total, value)
+    return const(0, dtype) if total is None else total
+
+
+def _less(conditions: tuple[Expr, ...], condition: Expr) -> tuple[Expr, ...]:
+    return tuple(k for k in conditions if k is not condition)
+
+
+# ------------------------------------------------------------------------------------------------ the program
+
+
+def _assembled(
+    s: _States, done: dict[str, Expr], results: dict[str, Expr], stream: Var, atoms: tuple[Var, ...]
+) -> StreamProgram:
+    """Only what the outputs need, in order; reductions that cost no further state stay for the reader."""
+    everything = {**done, **results}
+    names = {name: var(name, e.dtype) for name, e in everything.items()}
+    needed: set[str] = set()
+    states: set[str] = set()
+    stack = [results[name] for name in results]
+    needed.update(results)
+    by_sum = {x.name: x for x in s.sums.values()}
+    while stack:
+        for v in variables(stack.pop()):
+            if v.name in by_sum:
+                states.add(v.name)
+                states.update(b for b, _ in by_sum[v.name].stabilisers)
+            elif v in s.c.bases:
+                states.add(v.name)
+            elif v.name in done and v.name not in needed:
+                needed.add(v.name)
+                stack.append(done[v.name])
+    carried = set(by_sum) | {b.name for b in s.c.bases}
+    for name in done:
+        used = {v.name for v in variables(done[name])}
+        if used & carried <= states and (used & set(done)) <= needed:
+            needed.add(name)
+    order = [n for n in done if n in needed] + [n for n in results if n not in done]
+    bases = tuple(
+        Base(b.name, f.op, f.body, f.init, var("ref" + b.name[1:], b.dtype), var("old" + b.name[1:], b.dtype))
+        for b, f in s.c.bases.items() if b.name in states
+    )  # fmt: skip
+    sums = tuple(x for x in s.sums.values() if x.name in states)
+    del names
+    p = StreamProgram(stream, atoms, bases, sums, {n: everything[n] for n in order}, tuple(results))
+    free = gauge_free(p)
+    return replace(p, bases=tuple(replace(b, gauge_free=b.name in free) for b in bases))

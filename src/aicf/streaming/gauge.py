@@ -1,0 +1,92 @@
+"""Which references are free (theorem T4): the outputs stay the same when a reference is shifted and its sums rebased.
+
+A free reference may lag behind the running extremum (lazy rescale), be a constant, or differ between splits. Decided by a
+shift test: every unknown takes random values, and outputs before and after the shift are compared in float64. A base of which
+an output keeps a trace fails it with certainty but for a set of values of measure zero.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from aicf.scalar import Expr, Load, Var, evaluate, is_float, is_int, variables, walk
+from aicf.streaming.stream_program import StreamProgram
+
+TRIALS = 4
+
+
+def gauge_free(p: StreamProgram) -> frozenset[str]:
+    """Names of the bases that are references of sums and whose shift changes no output."""
+    references = [b.name for b in p.bases if any(b.name == name for s in p.sums for name, _ in s.stabilisers)]
+    return frozenset(name for name in references if _is_free(p, name))
+
+
+def _is_free(p: StreamProgram, name: str) -> bool:
+    random = np.random.default_rng(1)
+    compared = 0
+    for _ in range(TRIALS):
+        env = _values(p, random)
+        tensors: dict[object, float] = {}
+        before = _outputs(p, env, tensors, random)
+        shift = float(random.uniform(0.5, 1.5))
+        moved = dict(env)
+        moved[name] = env[name] + shift
+        for s in p.sums:
+            for base, power in s.stabilisers:
+                if base == name:
+                    moved[s.name] *= math.exp(-float(_value(power, env, tensors, random)) * shift)
+        after = _outputs(p, moved, tensors, random)
+        for a, b in zip(before, after, strict=True):
+            if math.isnan(a) and math.isnan(b):
+                continue
+            compared += 1
+            if not math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12):
+                return False
+    return compared > 0
+
+
+def _values(p: StreamProgram, random: np.random.Generator) -> dict[str, float]:
+    """Random values of the states and of every input of the row."""
+    exprs = [*p.finalize.values(), *(power for s in p.sums for _, power in s.stabilisers)]
+    names: dict[str, Var] = {}
+    for e in exprs:
+        for v in variables(e):
+            names.setdefault(v.name, v)
+    env: dict[str, float] = {}
+    for name in sorted(names):
+        if name in p.finalize and not any(name == b.name for b in p.bases):
+            continue
+        env[name] = _random(names[name], random)
+    for b in p.bases:
+        env[b.name] = float(random.uniform(-1, 1))
+    for s in p.sums:
+        env[s.name] = float(random.uniform(1, 2))
+    return env
+
+
+def _random(e: Expr, random: np.random.Generator) -> float:
+    if is_float(e.dtype):
+        return float(random.uniform(0.5, 1.5))
+    return int(random.integers(1, 4)) if is_int(e.dtype) else bool(random.integers(0, 2))
+
+
+def _value(e: Expr, env: dict[str, float], tensors: dict[object, float], random: np.random.Generator) -> float:
+    def read(at: Load, _: tuple[object, ...]) -> float:
+        if at not in tensors:
+            tensors[at] = _random(at, random)
+        return tensors[at]
+
+    # Loads are opaque numbers here; their indices only have to be bound.
+    bound = {v.name: 0 for n in walk(e) for v in variables(n) if v.name not in env}
+    return float(evaluate(e, {**bound, **env}, double=True, read=read))
+
+
+def _outputs(
+    p: StreamProgram, env: dict[str, float], tensors: dict[object, float], random: np.random.Generator
+) -> list[float]:
+    known = dict(env)
+    for name, e in p.finalize.items():
+        known[name] = _value(e, known, tensors, random)
+    return [known[name] for name in p.outputs]

@@ -1,0 +1,124 @@
+"""The input and the output of the derivation, as data.
+
+A *cascade* is an ordered list of reductions over one streamed axis, whose bodies may use the final values of earlier ones:
+
+    m = max over j of s          l = sum over j of exp(s - m)          o = sum over j of exp(s - m) / l * V[b, h, j, e]
+
+A `StreamProgram` computes it in one pass over the axis: running extrema (`Base`), sums kept relative to a reference
+(`Sum`), and expressions that turn them into the cascade's results once the axis is over (`finalize`):
+
+    base B_m = max s                  sum G_l = exp(s - ref_m)                 sum G_o[e] = exp(s - ref_m) * V[b, h, j, e]
+    m = B_m     l = G_l     o = G_o / l
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from aicf.scalar import DType, Expr, ReduceOp, Var, show, var
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """`name = op over the stream of body`; the body names earlier reductions as `Var(name, dtype)`."""
+
+    name: str
+    op: ReduceOp
+    body: Expr
+
+
+@dataclass(frozen=True)
+class Base:
+    """A running extremum `name = op(init, op over the stream of body)`; no init means the operation's identity.
+
+    Sums are kept relative to the reference `ref`: the extremum itself, 0 while it is still the identity. `gauge_free`:
+    the outputs are the same for any other reference (theorem T4), so that it may lag behind or be fixed. `finalize` then
+    takes the reference in the extremum's place.
+    """
+
+    name: str
+    op: Literal["max", "min"]
+    body: Expr
+    init: Expr | None
+    ref: Var
+    old: Var
+    gauge_free: bool = False
+
+    @property
+    def dtype(self) -> DType:
+        return self.ref.dtype
+
+    @property
+    def state(self) -> Var:
+        return var(self.name, self.dtype)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A carried sum of `body` over the stream, `body == weight * value`.
+
+    `weight` is free of payload variables (the tile of probabilities), `value` holds them (None when there are none).
+    `stabilisers` lists `(base name, p)`: the sum is relative to the factor `exp(-p * ref)`, and when references move from
+    `old` to `ref` it is multiplied by `scale`, an expression of those two. No stabiliser: `scale` is None.
+    """
+
+    name: str
+    body: Expr
+    weight: Expr
+    value: Expr | None
+    stabilisers: tuple[tuple[str, Expr], ...]
+    scale: Expr | None
+    payload: tuple[Var, ...]
+    dtype: DType
+
+    @property
+    def state(self) -> Var:
+        return var(self.name, self.dtype)
+
+
+@dataclass(frozen=True)
+class StreamProgram:
+    """One pass over `stream`. `finalize` maps, in order, every reduction and output to an expression of states, inputs
+    that don't depend on the stream, and names earlier in the map. `outputs` names those that are asked for."""
+
+    stream: Var
+    atoms: tuple[Var, ...]
+    bases: tuple[Base, ...]
+    sums: tuple[Sum, ...]
+    finalize: Mapping[str, Expr]
+    outputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return program_text(self)
+
+
+@dataclass(frozen=True)
+class NotSeparable:
+    """Why the cascade has no one-pass form: the reason, the guilty subexpression and the reduction it stands in."""
+
+    reason: str
+    where: Expr
+    reduction: str
+
+    def __str__(self) -> str:
+        return f"reduction '{self.reduction}' can't be streamed: {self.reason}, in {show(self.where)}"
+
+
+def program_text(p: StreamProgram) -> str:
+    """The program as people read it, the same for the same program."""
+    atoms = f" (atoms {', '.join(a.name for a in p.atoms)})" if p.atoms else ""
+    lines = [f"stream {p.stream.name}{atoms}"]
+    for b in p.bases:
+        init = "" if b.init is None else f", from {show(b.init)}"
+        free = ", gauge free" if b.gauge_free else ""
+        lines.append(f"  base {b.name} : {b.dtype} = {b.op} of {show(b.body)}{init}{free}")
+    for s in p.sums:
+        axes = f"[{', '.join(v.name for v in s.payload)}]" if s.payload else ""
+        scale = "" if s.scale is None else f", rescale {show(s.scale)}"
+        lines.append(f"  sum {s.name}{axes} : {s.dtype} = sum of {show(s.body)}{scale}")
+    for name, e in p.finalize.items():
+        word = "out" if name in p.outputs else "let"
+        lines.append(f"  {word} {name} = {show(e)}")
+    return "\n".join(lines) + "\n"
