@@ -33,7 +33,10 @@ def attention(
     *, d: int, dv: int, group: int = 1, causal: bool = False, tile_m: int = 96, tile_n: int = 64, rows: int = 6,
     scale: float = 0.125, dtype: DType = "f32", unit: int | None = 3,
 ) -> Kernel:  # fmt: skip
-    """softmax(q k^T * scale) v with an optional causal mask (key <= query); q [B, H, N, d], k [B, H/group, M, d], v [B, H/group, M, dv]."""
+    """softmax(q k^T * scale) v, with an optional causal mask (key <= query).
+
+    q [B, H, N, d], k [B, H/group, M, d], v [B, H/group, M, dv].
+    """
     b, h, i, j = index("b"), index("h"), index("i"), index("j")
     axes = (Axis("i", index("N"), tile_m), Axis("j", index("M"), tile_n), Axis("d", size(d), d), Axis("e", size(dv), dv))
     i0, j0 = axes[0].origin, axes[1].origin

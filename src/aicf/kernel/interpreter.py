@@ -133,19 +133,24 @@ class _Machine:
     block: dict[str, int] = field(default_factory=dict[str, int])  # of blocked axes: rows of one block, for live bytes
     repeat: dict[str, int] = field(default_factory=dict[str, int])  # of blocked axes: blocks that run together
     live: dict[Any, int] = field(default_factory=dict[Any, int])
+    axes: dict[str, tuple[str, int, int]] = field(default_factory=dict[str, tuple[str, int, int]])  # origin's name, tile, extent
+
+    def __post_init__(self) -> None:
+        for axis in self.kernel.axes:
+            self.axes[axis.name] = (axis.origin.name, axis.tile, integer(axis.extent, self.env))
 
     # ------------------------------------------------------------------------------------------ lanes
 
     def span(self, axis: str) -> tuple[int, int]:
         """(start, length) of what is seen of `axis`, relative to its origin."""
-        return self.window.get(axis, (0, self.kernel.axis(axis).tile))
+        return self.window.get(axis) or (0, self.axes[axis][1])
 
     def existing(self, axis: str) -> tuple[int, int]:
         """(global position of the first lane seen, number of lanes that exist: always the first ones)."""
-        known = self.kernel.axis(axis)
+        origin, _, extent = self.axes[axis]
         start, length = self.span(axis)
-        first = int(self.env.get(known.origin.name, 0)) + start
-        last = min(integer(known.extent, self.env), self.end.get(axis, 1 << 62))
+        first = self.env.get(origin, 0) + start
+        last = min(extent, self.end.get(axis, extent))
         return first, max(0, min(length, last - first))
 
     def counts(self, axes: tuple[str, ...]) -> tuple[int, ...]:
@@ -232,7 +237,7 @@ class _Machine:
             return known
         spans = [self.span(a) for a in tile.axes]
         array = _poisoned(tuple(n for _, n in spans), _stored(tile.dtype, self.double))
-        size = BYTES[tile.dtype] * math.prod(self.block.get(a, self.kernel.axis(a).tile) for a in tile.axes)
+        size = BYTES[tile.dtype] * math.prod(self.block.get(a, self.axes[a][1]) for a in tile.axes)
         made = _Value(tile, array, tuple(s for s, _ in spans), size)
         self.tiles[tile.name] = made
         self.live[tile.space] = self.live.get(tile.space, 0) + size

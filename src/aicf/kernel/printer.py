@@ -63,7 +63,7 @@ def _body(kernel: Kernel, body: tuple[Stmt, ...], depth: int, blocked: dict[str,
             case Map():
                 yield f"{pad}{_tile(kernel, s.tile, rows)} = map {show(s.expr)}"
             case Reduce():
-                plus = f"{s.tile.name} {s.op} " if s.accumulate else ""
+                plus = f"{s.tile.name} {'+' if s.op == 'sum' else s.op} " if s.accumulate else ""
                 yield f"{pad}{_tile(kernel, s.tile, rows)} = {plus}reduce {s.op} over {s.axis} of {show(s.expr)}"
             case Contract():
                 old = s.tile.name + (f" * {s.rescale.name}" if s.rescale else "") + " + " if s.accumulate else ""

@@ -257,7 +257,7 @@ class _Verifier:
             self.problem(s, f"the value is {s.expr.dtype}, {s.tensor} is {param.dtype}; say how to convert with a cast")
         used = {v.name for e in s.at for v in variables(e)}
         for names, what in scope.loops:
-            if not names & used:
+            if not names & used and (param.role != "scratch" or what.startswith("loop ")):
                 self.problem(s, f"every turn of {what} writes the same elements")
         for a in s.axes:
             if a not in used:
