@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import pytest
 
-from aicf.mcir import MCIRBuilder, MCModule, MCValue, Region, ValidationError, find_problems, validate_module
+from aicf.mcir import MCIRBuilder, MCModule, MCValue, ValidationError, find_problems, validate_module
 from aicf.mcir.types import Shape
 from aicf.scalar import const, index, integer_const
 from tests.mcir.handmade import attention_module, node, stated_module, stream_of, tile_of
@@ -346,7 +345,7 @@ def test_a_carried_state_may_be_initialised_and_updated():
     b = MCIRBuilder()
     m, l = tile_node(module, "softmax").outputs
     acc = output(module, "accumulate")
-    cast(Region, tile_of(module)).nodes.insert(0, b.node("init", "init_state", outputs=[m, l, acc]))
+    tile_of(module).nodes.insert(0, b.node("init", "init_state", outputs=[m, l, acc]))
     validate_module(module)
     stream_of(module).attrs.pop("carried")
     assert len(problems(module)) == 3 and "written by init and softmax" in problems(module)[0]
