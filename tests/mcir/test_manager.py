@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aicf.mcir import MCIRPassManager, MCModule, ValidationError, dump_module
+from aicf.mcir.passes.manager import pass_name
 from tests.mcir.handmade import stated_module, tile_of
 
 
@@ -51,3 +52,13 @@ def test_the_pass_that_breaks_a_module_is_named():
 def test_a_module_that_comes_in_broken_is_not_blamed_on_a_pass():
     with pytest.raises(ValidationError, match=r"^invalid MCIR: 2 faults\n"):
         MCIRPassManager([lambda m: m]).run(run_spoil_pass(stated_module()))
+
+
+class AttentionPatternPass:
+    def __call__(self, graph: str) -> MCModule:
+        return detect(graph)
+
+
+def test_passes_of_either_form_have_one_name():
+    assert pass_name(AttentionPatternPass()) == "attention_pattern"
+    assert pass_name(run_spoil_pass) == "spoil"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aicf.mcir import MCIRBuilder, MCModule, MCNodeOp, Region, Residency, TileRegion, dump_module, mc_dtype, scalar_dtype
+from aicf.mcir.module import Refusal
 from aicf.scalar import DTYPES, call, const, index, var
 from tests.mcir.handmade import EXAMPLE, attention_module, node, stated_module, tile_of
 
@@ -153,3 +154,16 @@ def test_objects_are_those_of_the_specification():
     tile: Region = TileRegion("t", 128, 64, 32)
     assert tile.attrs == {"tile_m": 128, "tile_n": 64, "tile_k": 32} and tile.kind == "tile"
     assert Region("a", "execution").attrs is not Region("b", "execution").attrs
+
+
+def test_refusals_are_in_the_verbose_dump():
+    module = MCModule(refusals=[Refusal("O", "the softmax is over the queries", None, None, index("N"))])
+    assert dump_module(module) == ""
+    assert dump_module(module, verbose=True) == (
+        """\
+Refused(O)
+  reason: the softmax is over the queries
+  guilty: unknown place
+  source: unknown place
+  unfused bytes: N"""
+    )

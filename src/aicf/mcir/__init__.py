@@ -6,9 +6,11 @@ The names here are those of the user's specification. It knows nothing of backen
 """
 
 from aicf.mcir.builder import MCIRBuilder
-from aicf.mcir.module import MCModule
+from aicf.mcir.module import MCModule, Refusal
 from aicf.mcir.nodes import MCNode
+from aicf.mcir.passes.attention_pattern import AttentionPatternPass, detect_attention_pattern, run_attention_pattern_pass
 from aicf.mcir.passes.manager import MCIRPassManager, Snapshot
+from aicf.mcir.passes.streaming_lowering import LoweringRefused, lower_attention_to_streaming, run_streaming_lowering_pass
 from aicf.mcir.printer import dump_module, show_node, show_value
 from aicf.mcir.regions import ExecutionRegion, Region, StreamingRegion, TileRegion, walk
 from aicf.mcir.types import MC_DTYPES, MCNodeOp, RegionKind, Residency, mc_dtype, scalar_dtype
@@ -17,7 +19,9 @@ from aicf.mcir.verifier import Problem, ValidationError, find_problems, validate
 
 __all__ = [
     "MC_DTYPES",
+    "AttentionPatternPass",
     "ExecutionRegion",
+    "LoweringRefused",
     "MCIRBuilder",
     "MCIRPassManager",
     "MCModule",
@@ -25,6 +29,7 @@ __all__ = [
     "MCNodeOp",
     "MCValue",
     "Problem",
+    "Refusal",
     "Region",
     "RegionKind",
     "Residency",
@@ -32,9 +37,13 @@ __all__ = [
     "StreamingRegion",
     "TileRegion",
     "ValidationError",
+    "detect_attention_pattern",
     "dump_module",
     "find_problems",
+    "lower_attention_to_streaming",
     "mc_dtype",
+    "run_attention_pattern_pass",
+    "run_streaming_lowering_pass",
     "scalar_dtype",
     "show_node",
     "show_value",

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, cast
 
-from aicf.mcir.module import MCModule
+from aicf.mcir.module import MCModule, Refusal
 from aicf.mcir.nodes import MCNode
 from aicf.mcir.regions import Region
 from aicf.mcir.types import Dim
@@ -33,7 +33,10 @@ def dump_module(module: MCModule, outline: bool = False, verbose: bool = False) 
     """The text of `module`, without a newline at its end. Works on modules that the verifier refuses, too."""
     if outline:
         return "\n".join("\n".join(_outline(region, 0)) for region in module.regions)
-    return "\n\n".join("\n".join(_region(region, 0, verbose)) for region in module.regions)
+    parts = ["\n".join(_region(region, 0, verbose)) for region in module.regions]
+    if verbose:
+        parts += ["\n".join(_refusal(refusal)) for refusal in module.refusals]
+    return "\n\n".join(parts)
 
 
 def show_value(value: MCValue) -> str:
@@ -81,6 +84,14 @@ def _region(region: Region, depth: int, verbose: bool) -> Iterator[str]:
     for sub in region.subregions:
         yield ""
         yield from _region(sub, depth + 1, verbose)
+
+
+def _refusal(refusal: Refusal) -> Iterator[str]:
+    yield f"Refused({refusal.name})"
+    yield from (f"  {line}" for line in _entry("reason", refusal.reason))
+    yield f"  guilty: {refusal.guilty or 'unknown place'}"
+    yield f"  source: {refusal.source or 'unknown place'}"
+    yield f"  unfused bytes: {show(refusal.unfused_bytes)}"
 
 
 def _title(region: Region) -> str:

@@ -411,7 +411,7 @@ def _check_links(top: Region, value: MCValue, writers: list[str], users: list[st
 def _check_meaning(region: Region, lowered: bool) -> Iterator[Problem]:
     path = _named(region)
     nodes = [node for _, node in _nodes(region, path)]
-    if region.attrs.get("pattern") == "scaled_dot_product_attention":
+    if str(region.attrs.get("pattern", "")).endswith("attention"):
         yield from _check_attention_inputs(region, path, nodes)
     stored = Counter(str(node.attrs.get("target")) for node in nodes if str(node.op) == "store_tile" and node.attrs.get("target"))
     refused = bool(region.attrs.get("refusal"))

@@ -7,6 +7,7 @@ A pass is a function from what the one before gave to what the next takes. The f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,7 @@ class MCIRPassManager:
 
 
 def pass_name(step: Pass) -> str:
-    """The name that a pass goes by in dumps and errors: run_streaming_lowering_pass -> streaming_lowering."""
+    """The name of a pass in dumps and errors: run_attention_pattern_pass, AttentionPatternPass -> attention_pattern."""
     name = str(getattr(step, "__name__", type(step).__name__))
-    return name.removeprefix("run_").removesuffix("_pass")
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return snake.removeprefix("run_").removesuffix("_pass")
