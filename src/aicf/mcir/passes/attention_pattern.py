@@ -1,0 +1,164 @@
+"""AttentionPatternPass: from a semantic graph to ExecutionRegions, one per attention found. Still semantics: nothing streams yet.
+
+    %Scores = matmul(%Q, %K_T) … %Softmax = softmax(%Masked), %O = matmul(%Softmax, %V)
+      ->  ExecutionRegion(attention_region)   Q, K, V -> O   operations: score_matmul, mask, softmax, value_matmul
+
+What is found is decided by `aicf.streaming.recognise`, from what the elements mean and never from how the graph spells it. What
+was seen and cannot be taken becomes a `Refusal` of the module: the op, the property that it broke, and the memory that the
+unfused form will need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from aicf.mcir.builder import MCIRBuilder
+from aicf.mcir.module import MCModule, Refusal
+from aicf.mcir.regions import ExecutionRegion
+from aicf.mcir.types import mc_dtype
+from aicf.mcir.values import MCValue
+from aicf.scalar import BYTES, Call, Const, Expr, Load, call, integer_const, show, variables, walk
+from aicf.semantic import Graph, Location, Node, TensorType
+from aicf.streaming.recognise import Recognised, Refused, Settings, recognise
+
+
+@dataclass(frozen=True)
+class AttentionPatternPass:
+    """Options of the pass: `anchors`, the nodes whose tensors exist outside the region (all when None), and `parameters`, the
+    model's weights. Valid before: a graph in topological order. Valid after: the graph untouched, one region per attention."""
+
+    anchors: Collection[Node] | None = None
+    parameters: Collection[Node] = ()
+
+    def __call__(self, graph: Graph) -> MCModule:
+        return _module(recognise(graph.nodes, graph.outputs, Settings(self.anchors, self.parameters)))
+
+
+def run_attention_pattern_pass(semantic_graph: Graph) -> MCModule:
+    """All attention regions of a graph (specification, section 14)."""
+    return AttentionPatternPass()(semantic_graph)
+
+
+def detect_attention_pattern(ops: list[Node]) -> list[ExecutionRegion]:
+    """The attention regions among operators given in topological order (section 9.3); nodes without users count as returned."""
+    return [r for r in _module(recognise(list(ops))).regions if isinstance(r, ExecutionRegion)]
+
+
+def _module(found: Iterable[Recognised | Refused]) -> MCModule:
+    module = MCModule()
+    for item in found:
+        if isinstance(item, Refused):
+            module.refusals.append(
+                Refusal(item.node.name, item.reason, place(item.guilty or item.node), place(item.node), unfused_bytes(item.node))
+            )
+            continue
+        module.regions.append(_region(item, "attention_region" + (f"_{len(module.regions)}" if module.regions else "")))
+    return module
+
+
+def _region(found: Recognised, name: str) -> ExecutionRegion:
+    b = MCIRBuilder()
+    region = b.execution_region(name)
+    q, k, v = roles(found)
+    mask = mask_of(found)
+    region.attrs["pattern"] = "scaled_dot_product_attention" if found.softmax_like else "score_map_attention"
+    region.attrs["has_mask"] = mask is not None
+    region.attrs["q_name"], region.attrs["k_name"], region.attrs["v_name"] = q, k, v
+    operations = ["score_matmul", *(["mask"] if mask is not None else []), *(["softmax"] if found.softmax_like else ["score_map"])]
+    region.attrs["operations"] = (*operations, "value_matmul")
+    region.attrs["axes"] = _axes(found)
+    region.attrs["scores"] = {a.name: f"sum over {a.over.name} of {show(a.row)} * {show(a.key)}" for a in found.atoms}
+    if mask is not None:
+        region.attrs["mask"] = show(mask)
+    region.attrs["cascade"] = {r.name: f"{r.op} over {found.stream.name} of {show(r.body)}" for r in found.cascade}
+    region.attrs["results"] = {e.node.name: f"[{', '.join(map(show, e.at))}] = {show(e.expr)}" for e in found.exits}
+    region.attrs["captures"] = tuple(n for n in found.loads if n not in (q, k, v))
+    region.attrs["source"] = str(place(found.value) or "hand-built graph")
+    region.attrs["semantics"] = Semantics(found)
+    region.inputs = [_value(found.loads[n], n) for n in dict.fromkeys((q, k, v)) if n in found.loads]
+    region.outputs = [_value(e.node, e.node.name) for e in found.exits]
+    return region
+
+
+class Semantics:
+    """The recognised region itself, carried to the lowering pass."""
+
+    def __init__(self, found: Recognised) -> None:
+        self.found = found
+
+    def __str__(self) -> str:
+        return f"{len(self.found.inside)} ops, value contraction {self.found.value.name}"
+
+
+def _value(node: Node, name: str) -> MCValue:
+    shape = tuple(int(d.value) if isinstance(d, Const) else d for d in node.type.shape)
+    return MCValue(name=name, shape=shape, dtype=mc_dtype(node.type.dtype))
+
+
+def _axes(found: Recognised) -> dict[str, str]:
+    e = found.extents
+    axes = {"sequence_length": show(e[found.stream]), "head_dim": ", ".join(show(a.width) for a in found.atoms)}
+    axes["query_length"] = show(e[found.row])
+    if found.columns:
+        axes["value_dim"] = ", ".join(show(e[c]) for c in found.columns)
+    axes["batch"] = ", ".join(f"{v.name} < {show(e[v])}" for v in found.batch) or "none"
+    return axes
+
+
+def roles(found: Recognised) -> tuple[str, str, str]:
+    """The tensors that play Q, K and V: row and key operand of the first score contraction, and what is summed."""
+
+    def first(e: Expr) -> str:
+        return next((x.tensor for x in walk(e) if isinstance(x, Load)), "")
+
+    values = ""
+    for r in found.cascade:
+        for x in walk(r.body):
+            if isinstance(x, Load) and any(c in variables(i) for i in x.index for c in found.columns):
+                values = values or x.tensor
+    return first(found.atoms[0].row), first(found.atoms[0].key), values
+
+
+FILL = -1e3  # a number at or below this, chosen by a condition instead of a score, is a mask
+
+
+def mask_of(found: Recognised) -> Expr | None:
+    """The condition under which a score takes part, when the scores have such a condition; None otherwise."""
+    for r in found.cascade:
+        for x in walk(r.body):
+            if not (isinstance(x, Call) and x.fn == "where"):
+                continue
+            condition, yes, no = x.args
+            if not variables(condition) & {found.stream, found.row} and not any(isinstance(y, Load) for y in walk(condition)):
+                continue
+            if _fill(no):
+                return condition
+            if _fill(yes):
+                return call("not", condition)
+    return None
+
+
+def _fill(e: Expr) -> bool:
+    return isinstance(e, Const) and not isinstance(e.value, bool) and e.value <= FILL
+
+
+def place(node: Node | None) -> Location | None:
+    return None if node is None else node.location
+
+
+def unfused_bytes(node: Node) -> Expr:
+    """Bytes of the tensor of rows x keys that the unfused form keeps for `node`: its larger operand."""
+
+    def total(t: TensorType) -> Expr:
+        n: Expr = integer_const(BYTES[t.dtype])
+        for d in t.shape:
+            n = call("mul", n, d)
+        return n
+
+    sizes = [total(i.type) for i in node.inputs]
+    known = [s for s in sizes if isinstance(s, Const)]
+    return max(known, key=lambda s: int(s.value)) if len(known) == len(sizes) and known else (sizes or [integer_const(0)])[0]
+
+
+__all__ = ["AttentionPatternPass", "detect_attention_pattern", "mask_of", "place", "roles", "run_attention_pattern_pass"]

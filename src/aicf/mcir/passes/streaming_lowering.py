@@ -1,0 +1,404 @@
+"""StreamingLoweringPass: from an attention's meaning to the stream that computes it tile by tile.
+
+    ExecutionRegion(attention)               ExecutionRegion(attention)
+                                     ->      └── StreamingRegion(attention_stream)
+                                                 └── TileRegion(q_tile_loop)
+                                                     load_tile(Q) load_tile(K) load_tile(V)
+                                                     compute_score  update_softmax  accumulate_output
+                                                     store_tile(O)
+
+The cascade of the region is derived into a one-pass program (`aicf.streaming.derive`): its carried extrema and row sums become
+`update_softmax`, its sums with a payload `accumulate_output`, its finalizers the programs of `store_tile`. Which tiles the mask leaves
+empty or full is proved from the score program (`aicf.streaming.tiles`). Everything that the kernel will do is in the nodes' attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from aicf.mcir.builder import MCIRBuilder
+from aicf.mcir.module import MCModule, Refusal
+from aicf.mcir.nodes import MCNode
+from aicf.mcir.passes.attention_pattern import Semantics, place, roles, unfused_bytes
+from aicf.mcir.regions import Region, StreamingRegion
+from aicf.mcir.types import MCNodeOp, mc_dtype
+from aicf.mcir.values import MCValue
+from aicf.scalar import (
+    Call,
+    Const,
+    Expr,
+    Load,
+    Var,
+    call,
+    const,
+    index,
+    integer_const,
+    is_float,
+    show,
+    substitute,
+    var,
+    variables,
+    walk,
+)
+from aicf.streaming import tiles
+from aicf.streaming.cascade import Atom
+from aicf.streaming.derive import derive
+from aicf.streaming.recognise import Exit, Recognised
+from aicf.streaming.stream_program import Base, NotSeparable, StreamProgram, Sum
+
+MAX_WIDTH = 512  # head dims of score contractions and values that kernels are generated for
+
+
+class TilePolicy(Protocol):
+    """What the pass needs of a schedule: tile lengths along rows, keys and the contracted axis."""
+
+    @property
+    def tile_m(self) -> int: ...
+    @property
+    def tile_n(self) -> int: ...
+    @property
+    def tile_k(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class FixedPolicy:
+    """The specification's fixed tiles (section 10.2)."""
+
+    tile_m: int = 128
+    tile_n: int = 64
+    tile_k: int = 64
+
+
+SPEC_POLICY = FixedPolicy()
+
+
+class LoweringRefused(ValueError):
+    """The region keeps its meaning only unfused; the message says why."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An operand of a contraction as a tile: `element` at the axes' positions, loaded from `source` when it is a plain element
+    of one tensor (converted to fp32), computed from loads otherwise."""
+
+    name: str
+    axes: tuple[str, ...]
+    element: Expr
+
+    def __str__(self) -> str:
+        return f"{self.name}[{', '.join(self.axes)}] = {show(self.element)}"
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """What is proved of tiles, for tile lengths `tile_m` x `tile_n`: when a tile is empty (and may be skipped), when the mask holds
+    everywhere in it (`full`, with the conditions that are then decided), the bounds of the stream, the finite fill whose absorption has
+    to be checked at the end (None: nothing to check), and the per-tile summaries of per-token tensors that the conditions read."""
+
+    empty: Expr
+    full: Expr
+    decided: tuple[tuple[Expr, bool], ...]
+    low: tuple[Expr, ...]
+    high: tuple[Expr, ...]
+    fill: float | None
+    summaries: tuple[tiles.Request, ...]
+
+    def __str__(self) -> str:
+        lines = [f"empty when {show(self.empty)}", f"full when {show(self.full)}"]
+        if self.low or self.high:
+            lines.append(f"stream from max(0, {', '.join(map(show, self.low))}) to min(end, {', '.join(map(show, self.high))})")
+        if self.fill is not None:
+            lines.append(f"skipped tiles hold {self.fill:g}: done again without skipping when a row's maximum is within 104 of it")
+        lines += [f"{r.param} = {r.op} over each tile of {r.axis.name} of {show(r.value)}" for r in self.summaries]
+        return "\n".join(lines)
+
+
+def run_streaming_lowering_pass(module: MCModule, policy: TilePolicy = SPEC_POLICY) -> MCModule:
+    """All regions of `module` lowered; regions that cannot be become refusals of the returned module.
+
+    Valid before: a module of detected regions. Valid after: every region has one stream, or is gone with a reason.
+    """
+    result = MCModule(refusals=list(module.refusals))
+    for region in module.regions:
+        try:
+            result.regions.append(lower_attention_to_streaming(region, policy))
+        except LoweringRefused as no:
+            node = semantics(region).value
+            result.refusals.append(Refusal(node.name, str(no), place(node), place(node), unfused_bytes(node)))
+    return result
+
+
+def semantics(region: Region) -> Recognised:
+    """The recognised meaning that a region carries. Raises LoweringRefused for hand-built regions, which carry none."""
+    held = region.attrs.get("semantics")
+    if not isinstance(held, Semantics):
+        raise LoweringRefused(f"region {region.name} was not made by the attention pattern pass: it has no semantics attribute")
+    return held.found
+
+
+def lower_attention_to_streaming(region: Region, policy: TilePolicy = SPEC_POLICY) -> Region:
+    """Adds the StreamingRegion and its TileRegion to `region`, and returns it.
+
+    Raises LoweringRefused, leaving the region as it was, when the cascade has no one-pass form or a shape is out of reach.
+    """
+    found = semantics(region)
+    program = derived(found)
+    region.subregions.append(_stream(found, program, policy))
+    return region
+
+
+def derived(found: Recognised) -> StreamProgram:
+    """The one-pass program of a region. Raises LoweringRefused with the derivation's reason."""
+    outputs = {f"out{k}": e.expr for k, e in enumerate(found.exits)}
+    atoms = [var(a.name, a.row.dtype if is_float(a.row.dtype) else "f32") for a in found.atoms]
+    program = derive(found.cascade, outputs, found.stream, atoms=atoms, payload=found.columns)
+    if isinstance(program, NotSeparable):
+        raise LoweringRefused(str(program))
+    _check(found, program)
+    return program
+
+
+def _check(found: Recognised, program: StreamProgram) -> None:
+    for a in found.atoms:
+        _width(a.width, "the head dim of the scores")
+        if variables(a.row) & {found.stream} or variables(a.key) & {found.row}:
+            raise LoweringRefused(f"the operands of {a.name} are not one per row and one per key")
+    for s in program.sums:
+        if not is_float(s.dtype):
+            raise LoweringRefused(f"the sum {s.name} is kept in {s.dtype}; integer sums are not streamed")
+        if len(s.payload) > 1:
+            raise LoweringRefused(f"the sum {s.name} has {len(s.payload)} value axes; one is supported")
+        for c in s.payload:
+            _width(found.extents[c], "the value width")
+        if s.value is not None and variables(s.value) & {found.row, *program.atoms}:
+            raise LoweringRefused(f"the summed values depend on the row: {show(s.value)}")
+    for e in (*(b.body for b in program.bases), *(s.body for s in program.sums), *(a.row for a in found.atoms)):
+        if any(n.dtype == "f64" for n in walk(e)):
+            raise LoweringRefused("it computes in float64; kernels accumulate in float32. Use float32, float16 or bfloat16")
+    if any(x.type.dtype == "f64" for x in (*found.loads.values(), *(e.node for e in found.exits))):
+        raise LoweringRefused("it computes in float64; kernels accumulate in float32. Use float32, float16 or bfloat16")
+
+
+def _width(e: Expr, what: str) -> int:
+    if not isinstance(e, Const):
+        raise LoweringRefused(f"{what} is {show(e)}, which is not known at compile time")
+    if not 1 <= int(e.value) <= MAX_WIDTH:
+        raise LoweringRefused(f"{what} is {e.value}; kernels are generated for 1 to {MAX_WIDTH}")
+    return int(e.value)
+
+
+# ------------------------------------------------------------------------------------------------ the tree
+
+
+def _stream(found: Recognised, program: StreamProgram, policy: TilePolicy) -> StreamingRegion:
+    b = MCIRBuilder()
+    stream = b.streaming_region("attention_stream", stream_axis="sequence")
+    stream.attrs["order"] = getattr(policy, "order", "q_major")
+    stream.attrs["program"] = program
+    tile = b.tile_region("q_tile_loop", policy.tile_m, policy.tile_n, policy.tile_k)
+    tile.attrs["phases"] = tiling(found, program, policy.tile_m, policy.tile_n)
+    if not isinstance(policy, FixedPolicy):
+        tile.attrs["schedule"] = policy
+    tile.nodes.extend(_Nodes(b, found, program, policy).all())
+    stream.subregions.append(tile)
+    return stream
+
+
+class _Nodes:
+    """Builds the nodes of one tile."""
+
+    def __init__(self, b: MCIRBuilder, found: Recognised, program: StreamProgram, policy: TilePolicy) -> None:
+        self.b, self.found, self.program = b, found, program
+        self.m, self.n = policy.tile_m, policy.tile_n
+        self.widths = {v: int(e.value) for v, e in found.extents.items() if isinstance(e, Const)}
+        self.values: dict[str, MCValue] = {}
+
+    def all(self) -> Iterable[MCNode]:
+        """Loads, scores, states, accumulators, stores, in the order of a tile's life."""
+        row_sums = [s for s in self.program.sums if not s.payload]
+        wide_sums = [s for s in self.program.sums if s.payload]
+        yield from self.loads(wide_sums)
+        scores = list(self.scores())
+        yield from scores
+        if self.program.bases or row_sums:
+            yield self.states(row_sums)
+        for k, s in enumerate(wide_sums):
+            yield self.accumulate(k, s)
+        for k, e in enumerate(self.found.exits):
+            yield self.store(k, e)
+
+    def loads(self, wide: list[Sum]) -> Iterable[MCNode]:
+        i, j = self.found.row.name, self.found.stream.name
+        for k, a in enumerate(self.found.atoms):
+            end = "" if k == 0 else str(k + 1)
+            yield self._load(f"q{end}", f"Q{end}_tile", a.row, (i, a.over.name), (self.m, self.widths[a.over]))
+            yield self._load(f"k{end}", f"K{end}_tile", a.key, (j, a.over.name), (self.n, self.widths[a.over]))
+        seen: dict[Expr, str] = {}
+        for s in wide:
+            assert s.value is not None
+            if s.value in seen:
+                continue
+            end = "" if not seen else str(len(seen) + 1)
+            seen[s.value] = f"V{end}_tile"
+            (e,) = s.payload
+            yield self._load(f"v{end}", f"V{end}_tile", s.value, (j, e.name), (self.n, self.widths[e]))
+        self.value_tiles = seen
+
+    def _load(self, short: str, name: str, element: Expr, axes: tuple[str, ...], shape: tuple[int, int]) -> MCNode:
+        source = next((x for x in walk(element) if isinstance(x, Load)), None)
+        dtype = "f32" if source is None else source.dtype
+        tensor = name if source is None else source.tensor
+        tile = self._value(name, shape, mc_dtype(dtype), "shared")
+        return self.b.node(f"load_{short}", MCNodeOp.LOAD_TILE.value, outputs=[tile], source=tensor, operand=Operand(short, axes, element))
+
+    def _value(self, name: str, shape: tuple[int, ...], dtype: str, residency: str) -> MCValue:
+        made = self.b.value(name, shape, dtype, residency=residency)
+        self.values[name] = made
+        return made
+
+    def scores(self) -> Iterable[MCNode]:
+        for k, a in enumerate(self.found.atoms):
+            end = "" if k == 0 else str(k + 1)
+            frag = self._value("score_frag" + end, (self.m, self.n), "fp32", "register")
+            inputs = [self.values[f"Q{end}_tile"], self.values[f"K{end}_tile"]]
+            yield self.b.node(
+                "score" + end, MCNodeOp.COMPUTE_SCORE.value, inputs, [frag], atom=a, contraction=f"{a.name} = q{end} . k{end} over {a.over.name}"
+            )
+
+    def frags(self) -> list[MCValue]:
+        return [v for name, v in self.values.items() if name.startswith("score_frag")]
+
+    def states(self, row_sums: list[Sum]) -> MCNode:
+        softmax = bool(self.program.bases)
+        outputs: list[MCValue] = []
+        for k, base in enumerate(self.program.bases):
+            outputs.append(self._value(f"softmax_{base.op}" + (str(k + 1) if k else ""), (self.m,), "fp32", "register"))
+            self.values[base.name] = outputs[-1]
+        for k, s in enumerate(row_sums):
+            outputs.append(self._value(("softmax_sum" if softmax else "row_sum") + (str(k + 1) if k else ""), (self.m,), "fp32", "register"))
+            self.values[s.name] = outputs[-1]
+        op = MCNodeOp.UPDATE_SOFTMAX if softmax else MCNodeOp.UPDATE_STATE
+        return self.b.node(
+            "softmax" if softmax else "state", op.value, self.frags(), outputs,
+            carried={b.name: _base_text(b) for b in self.program.bases} | {s.name: _sum_text(s) for s in row_sums},
+            bases=Held(self.program.bases), sums=Held(tuple(row_sums)),
+        )  # fmt: skip
+
+    def accumulate(self, k: int, s: Sum) -> MCNode:
+        end = "" if k == 0 else str(k + 1)
+        assert s.value is not None
+        acc = self._value("output_acc" + end, (self.m, self.widths[s.payload[0]]), "fp32", "register")
+        self.values[s.name] = acc
+        inputs = [self.frags()[0], self.values[self.value_tiles[s.value]]]
+        return self.b.node(
+            "accumulate" + end, MCNodeOp.ACCUMULATE_OUTPUT.value, inputs, [acc], carried={s.name: _sum_text(s)}, sums=Held((s,))
+        )
+
+    def store(self, k: int, e: Exit) -> MCNode:
+        expr = finalizer(self.program, f"out{k}")
+        shape = (self.m, *(self.widths[c] for c in e.columns))
+        used = {v.name for v in variables(expr)}
+        inputs = [self.values[s.name] for s in (*self.program.sums, *self.program.bases) if s.name in used]
+        inputs.sort(key=lambda v: -len(v.shape))
+        inputs = [v for v in inputs if v.shape == shape][:1] or inputs[:1]
+        dtype = mc_dtype(e.node.type.dtype)
+        end = "o" if k == 0 else f"o{k + 1}"
+        tile = self.b.value("O_tile" if k == 0 else f"O{k + 1}_tile", inputs[0].shape if inputs else shape, dtype, residency="global")
+        return self.b.node(f"store_{end}", MCNodeOp.STORE_TILE.value, inputs, [tile], target=e.node.name, program=expr, exit=Held((e,)))
+
+
+class Held:
+    """Compiler data on a node that prints through a neighbouring attribute."""
+
+    def __init__(self, items: tuple[Base | Sum | Exit | Atom, ...]) -> None:
+        self.items = items
+
+    def __str__(self) -> str:
+        return ", ".join(getattr(x, "name", getattr(getattr(x, "node", None), "name", "")) for x in self.items) or "none"
+
+
+def _base_text(b: Base) -> str:
+    start = show(b.init) if b.init is not None else "-inf" if b.op == "max" else "inf"
+    return f"running {b.op} of {show(b.body)}, from {start}"
+
+
+def _sum_text(s: Sum) -> str:
+    rescale = f", rescaled by {show(s.scale)}" if s.scale is not None else ""
+    return f"running sum of {show(s.body)}{rescale}"
+
+
+def finalizer(program: StreamProgram, name: str) -> Expr:
+    """An output in terms of carried states and row inputs only."""
+    states = {x.name for x in (*program.bases, *program.sums)} | {b.ref.name for b in program.bases}
+    values: dict[Expr, Expr] = {}
+    for key, e in program.finalize.items():
+        value = substitute(e, values)
+        if key == name:
+            return value
+        if key not in states:
+            values[var(key, e.dtype)] = value
+    raise KeyError(name)
+
+
+# ------------------------------------------------------------------------------------------------ tiles
+
+
+def tiling(found: Recognised, program: StreamProgram, tile_m: int, tile_n: int) -> Tiling:
+    """What can be proved of tiles of `tile_m` rows by `tile_n` keys of this region's score programs."""
+    row, stream = found.row, found.stream
+    box = tiles.tile_box({row: (index("N"), tile_m), stream: (index("M"), tile_n)})
+    fills = tiles.Fills()
+    empty: Expr = const(True, "bool")
+    for b in program.bases:
+        empty = call("and", empty, tiles.masked(box, b.body, fills) if b.op == "max" else const(False, "bool"))
+    for s in program.sums:
+        loose = tiles.Fills()
+        empty = call("and", empty, tiles.vanishes(box, s.body, loose))
+        if loose.largest is not None:
+            if s.stabilisers:
+                fills.add(loose.largest)
+            elif loose.largest > -104:  # exp(-104) is 0 in fp32; a larger fill counts
+                empty = const(False, "bool")
+    if not program.bases and not program.sums:
+        empty = const(False, "bool")
+    full: Expr = call("le", call("add", index(stream.name + "0"), integer_const(tile_n)), index("M"))
+    decided: list[tuple[Expr, bool]] = []
+    for body in (*(b.body for b in program.bases), *(s.weight for s in program.sums)):
+        for c, polarity in _mask_conditions(body, frozenset({row, stream})):
+            holds = tiles.must(box, c if polarity else call("not", c))
+            if (c, polarity) not in decided and not (isinstance(holds, Const) and not holds.value):
+                decided.append((c, polarity))
+                full = call("and", full, holds)
+    low, high = tiles.stream_bounds(empty, index(stream.name + "0"), tile_n)
+    used = {x.tensor for e in (empty, full) for x in walk(e) if isinstance(x, Load)}
+    summaries = tuple(r for r in box.requests.values() if r.param in used)
+    never = isinstance(empty, Const) and not empty.value
+    return Tiling(empty, full, tuple(decided), tuple(low), tuple(high), None if never else fills.largest, summaries)
+
+
+def _mask_conditions(body: Expr, positions: frozenset[Var]) -> list[tuple[Expr, bool]]:
+    """Conditions whose one side is a mask's fill (or zero), with the value they have where the score counts."""
+    found: list[tuple[Expr, bool]] = []
+    for x in walk(body):
+        if not (isinstance(x, Call) and x.fn == "where" and is_float(x.dtype)):
+            continue
+        c, yes, no = x.args
+        if not variables(c) & positions:
+            continue
+        if _blank(no) and not _blank(yes):
+            found.append((c, True))
+        elif _blank(yes) and not _blank(no):
+            found.append((c, False))
+    return found
+
+
+def _blank(e: Expr) -> bool:
+    return isinstance(e, Const) and (e.value <= tiles.FILL or e.value == 0)
+
+
+__all__ = [
+    "SPEC_POLICY", "FixedPolicy", "Held", "LoweringRefused", "Operand", "TilePolicy", "Tiling", "derived", "finalizer",
+    "lower_attention_to_streaming", "roles", "run_streaming_lowering_pass", "semantics", "tiling",
+]  # fmt: skip

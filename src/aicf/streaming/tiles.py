@@ -1,0 +1,417 @@
+"""What is known of a whole tile: three-valued evaluation of masks and scores over boxes of positions, as expressions.
+
+Given a box i in [i_lo, i_hi], j in [j_lo, j_hi] whose ends are expressions of loop variables, `must(c)` is an expression that
+implies that `c` holds at every position of the box, and `masked(u)` one that implies that `u` is the mask's fill value
+everywhere. False is always a sound answer. The expressions are a handful of scalar operations that a kernel evaluates once per
+tile; no list of tiles and no rows x keys work exists anywhere (streaming.md, 2.3).
+
+Per-token tensors (document ids, lengths, padding masks) enter through their extremes over the tile, which are computed once per
+call in O(tokens): a `Summaries` collects which are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aicf.scalar import (
+    Call,
+    Const,
+    Expr,
+    Load,
+    Var,
+    affine,
+    call,
+    cast,
+    const,
+    index,
+    integer_const,
+    is_float,
+    is_int,
+    load,
+    variables,
+    walk,
+)
+
+YES, NO = const(True, "bool"), const(False, "bool")
+NEG_INF = float("-inf")
+FILL = -1e3  # constants from here down are taken for fills of a mask
+ABSORBS = -1e30  # a finite fill from here down absorbs every score that is added to it
+
+
+@dataclass(frozen=True)
+class Request:
+    """A summary to compute: the extreme `op` over each tile of `axis` of `value`, stored as `param[outer…, tile]`."""
+
+    param: str
+    op: str
+    axis: Var
+    outer: tuple[Var, ...]
+    value: Expr
+
+
+@dataclass
+class Box:
+    """A tile: for each position variable its inclusive bounds and its tile number (an expression)."""
+
+    low: Mapping[Var, Expr]
+    high: Mapping[Var, Expr]
+    number: Mapping[Var, Expr]
+    requests: dict[tuple[str, Expr], Request] = field(default_factory=dict[tuple[str, Expr], Request])
+
+    def axes(self, e: Expr) -> list[Var]:
+        """The box's position variables in `e`."""
+        here = variables(e)
+        return [v for v in self.low if v in here]
+
+    def extreme(self, op: str, e: Expr) -> Expr | None:
+        """The per-tile minimum or maximum of a value of one position, through a summary; None when it has two positions."""
+        axes = self.axes(e)
+        if len(axes) != 1 or any(isinstance(x, Var) and x.name.startswith("s") and x.dtype == "f32" for x in variables(e)):
+            return None
+        key = (op, e)
+        if key not in self.requests:
+            outer = tuple(sorted((v for v in variables(e) if v is not axes[0] and v.dtype == "i64"), key=lambda v: v.name))
+            self.requests[key] = Request(f"{op}{len(self.requests)}", op, axes[0], outer, e)
+        found = self.requests[key]
+        return load(found.param, (*found.outer, self.number[axes[0]]), e.dtype)
+
+
+Interval = tuple[Expr, Expr]
+
+
+def interval(box: Box, e: Expr) -> Interval | None:
+    """Expressions for inclusive bounds of a number over the box; None when nothing is known."""
+    if not box.axes(e):
+        return (e, e) if not _opaque(e) else None
+    if e.dtype == "i64":
+        found = _affine(box, e)
+        if found is not None:
+            return found
+    match e:
+        case Call(fn="add", args=(a, b)):
+            return _both(box, a, b, lambda x, y: (call("add", x[0], y[0]), call("add", x[1], y[1])))
+        case Call(fn="sub", args=(a, b)):
+            return _both(box, a, b, lambda x, y: (call("sub", x[0], y[1]), call("sub", x[1], y[0])))
+        case Call(fn="neg", args=(a,)):
+            x = interval(box, a)
+            return None if x is None else (call("neg", x[1]), call("neg", x[0]))
+        case Call(fn="mul", args=(a, b)):
+            return _product(box, a, b)
+        case Call(fn=("max" | "min") as fn, args=(a, b)):
+            return _both(box, a, b, lambda x, y: (call(fn, x[0], y[0]), call(fn, x[1], y[1])))
+        case Call(fn="abs", args=(a,)):
+            x = interval(box, a)
+            if x is None:
+                return None
+            zero = const(0, e.dtype)
+            low = call("max", zero, call("max", x[0], call("neg", x[1])))
+            return low, call("max", call("abs", x[0]), call("abs", x[1]))
+        case Call(fn="floordiv", args=(a, Const() as c)) if is_int(e.dtype) and c.value > 0:
+            x = interval(box, a)
+            return None if x is None else (call("floordiv", x[0], c), call("floordiv", x[1], c))
+        case Call(fn="mod", args=(a, Const() as c)) if is_int(e.dtype) and c.value > 0:
+            x = interval(box, a)
+            if x is None:
+                return None
+            wraps = call("ne", call("floordiv", x[0], c), call("floordiv", x[1], c))
+            top = const(int(c.value) - 1, e.dtype)
+            return call("where", wraps, const(0, e.dtype), call("mod", x[0], c)), call("where", wraps, top, call("mod", x[1], c))
+        case Call(fn="cast", args=(a,)) if a.dtype != "bool":
+            if is_float(a.dtype) and is_int(e.dtype):
+                return _summary(box, e)
+            x = interval(box, a)
+            return None if x is None else (cast(x[0], e.dtype), cast(x[1], e.dtype))
+        case Call(fn="cast", args=(a,)):
+            return cast(must(box, a), e.dtype), cast(may(box, a), e.dtype)
+        case Call(fn="where", args=(c, a, b)):
+            x, y = interval(box, a), interval(box, b)
+            if x is None or y is None:
+                return None
+            all_yes, none_yes = must(box, c), call("not", may(box, c))
+            low = call("where", all_yes, x[0], call("where", none_yes, y[0], call("min", x[0], y[0])))
+            return low, call("where", all_yes, x[1], call("where", none_yes, y[1], call("max", x[1], y[1])))
+        case Call(fn=("exp" | "tanh" | "sigmoid" | "sqrt" | "log" | "floor" | "ceil" | "round" | "trunc") as fn, args=(a,)):
+            x = interval(box, a)
+            return None if x is None else (call(fn, x[0]), call(fn, x[1]))
+        case _:
+            return _summary(box, e)
+
+
+def _opaque(e: Expr) -> bool:
+    return any(isinstance(x, Var) and is_float(x.dtype) for x in walk(e))
+
+
+def _summary(box: Box, e: Expr) -> Interval | None:
+    if not any(isinstance(x, Load) for x in walk(e)):
+        return None
+    low, high = box.extreme("min", e), box.extreme("max", e)
+    return None if low is None or high is None else (low, high)
+
+
+def _both(box: Box, a: Expr, b: Expr, combine: object) -> Interval | None:
+    x, y = interval(box, a), interval(box, b)
+    if x is None or y is None:
+        return None
+    return combine(x, y)  # type: ignore[operator]
+
+
+def _affine(box: Box, e: Expr) -> Interval | None:
+    axes = tuple(box.low)
+    found = affine(e, axes)
+    if found is None or any(isinstance(x, Load) for x in walk(e)):
+        return None
+    low = high = found[1]
+    for axis, coefficient in zip(axes, found[0], strict=True):
+        if not isinstance(coefficient, Const):
+            return None
+        ends = (box.low[axis], box.high[axis]) if coefficient.value >= 0 else (box.high[axis], box.low[axis])
+        low = call("add", low, call("mul", coefficient, ends[0]))
+        high = call("add", high, call("mul", coefficient, ends[1]))
+    return low, high
+
+
+def _product(box: Box, a: Expr, b: Expr) -> Interval | None:
+    for number, other in ((a, b), (b, a)):
+        if isinstance(number, Const):
+            x = interval(box, other)
+            if x is None:
+                return None
+            ends = (call("mul", x[0], number), call("mul", x[1], number))
+            return ends if number.value >= 0 else ends[::-1]
+    x, y = interval(box, a), interval(box, b)
+    if x is None or y is None:
+        return None
+    corners = [call("mul", p, q) for p in x for q in y]
+    low = high = corners[0]
+    for c in corners[1:]:
+        low, high = call("min", low, c), call("max", high, c)
+    return low, high
+
+
+# ------------------------------------------------------------------------------------------------ conditions
+
+
+def must(box: Box, c: Expr) -> Expr:
+    """An expression that implies: `c` holds everywhere in the box."""
+    return _truth(box, c, True)
+
+
+def may(box: Box, c: Expr) -> Expr:
+    """An expression implied by: `c` holds somewhere in the box."""
+    return call("not", _truth(box, c, False))
+
+
+def _truth(box: Box, c: Expr, value: bool) -> Expr:
+    """An expression that implies: `c` is `value` everywhere."""
+    if not box.axes(c) and not _opaque(c):
+        return c if value else call("not", c)
+    match c:
+        case Call(fn="not", args=(a,)) if c.dtype == "bool":
+            return _truth(box, a, not value)
+        case Call(fn=("and" | "or") as fn, args=(a, b)) if c.dtype == "bool":
+            joint = "and" if (fn == "and") == value else "or"
+            return call(joint, _truth(box, a, value), _truth(box, b, value))
+        case Call(fn=("eq" | "ne" | "xor") as fn, args=(a, b)) if a.dtype == "bool" and c.dtype == "bool":
+            same = call("or", call("and", must(box, a), must(box, b)), call("and", _truth(box, a, False), _truth(box, b, False)))
+            differ = call(
+                "or", call("and", must(box, a), _truth(box, b, False)), call("and", _truth(box, a, False), must(box, b))
+            )
+            return same if (fn == "eq") == value else differ
+        case Call(fn=("lt" | "le" | "gt" | "ge" | "eq" | "ne"), args=(a, b)):
+            return _compared(box, c, a, b, value)
+        case Call(fn="where", args=(k, a, b)) if c.dtype == "bool":
+            chosen = call("and", must(box, k), _truth(box, a, value))
+            other = call("and", _truth(box, k, False), _truth(box, b, value))
+            return call("or", call("or", chosen, other), call("and", _truth(box, a, value), _truth(box, b, value)))
+        case Call(fn="cast", args=(a,)) if a.dtype != "bool":
+            return _truth(box, call("ne", a, const(0, a.dtype)), value)
+        case _:
+            number = cast(c, "i32")
+            found = _summary(box, number) if c.dtype == "bool" else None
+            if found is None:
+                return NO
+            return call("ne", found[0], const(0, "i32")) if value else call("eq", found[1], const(0, "i32"))
+
+
+def _compared(box: Box, c: Call, a: Expr, b: Expr, value: bool) -> Expr:
+    fn = c.fn if value else {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}[c.fn]
+    zero = integer_const(0)
+    x = y = None
+    if a.dtype == "i64":
+        difference = interval(box, call("sub", a, b)) if _affine(box, call("sub", a, b)) is not None else None
+        if difference is not None:
+            x, y = difference, (zero, zero)
+    if x is None or y is None:
+        x, y = interval(box, a), interval(box, b)
+    if x is None or y is None:
+        return NO
+    # NaN compares false, so a condition is only ever proved from comparisons that hold, never from ones that fail.
+    match fn:
+        case "lt":
+            return call("lt", x[1], y[0])
+        case "le":
+            return call("le", x[1], y[0])
+        case "gt":
+            return call("gt", x[0], y[1])
+        case "ge":
+            return call("ge", x[0], y[1])
+        case "eq":
+            return call("and", call("eq", x[0], x[1]), call("and", call("eq", y[0], y[1]), call("eq", x[0], y[0])))
+        case _:
+            return call("or", call("lt", x[1], y[0]), call("lt", y[1], x[0]))
+
+
+# ------------------------------------------------------------------------------------------------ masked tiles
+
+
+@dataclass
+class Fills:
+    """The finite fill values met while a body was found masked: the largest, as an upper bound of what masked scores are."""
+
+    largest: float | None = None
+
+    def add(self, value: float) -> None:
+        self.largest = value if self.largest is None else max(self.largest, value)
+
+
+def masked(box: Box, u: Expr, fills: Fills) -> Expr:
+    """An expression that implies: `u` is -inf, or at most a fill value recorded in `fills`, everywhere in the box. Operands that
+    are added to a fill are assumed finite (the policy of streaming.md 2.2)."""
+    match u:
+        case Const() if is_float(u.dtype) and u.value <= FILL:
+            if u.value > NEG_INF:
+                fills.add(float(u.value))
+            return YES
+        case Call(fn="where", args=(c, a, b)):
+            return _either(box, c, masked(box, a, fills), masked(box, b, fills))
+        case Call(fn="add", args=(a, b)):
+            return call("or", _absorbing(box, a, fills), _absorbing(box, b, fills))
+        case Call(fn="sub", args=(a, Var() as b)) if b.name.startswith("ref"):
+            return masked(box, a, fills)  # relative to the reference: the fill is compared with the maximum at the end
+        case Call(fn="sub", args=(a, b)):
+            return _absorbing(box, a, fills)
+        case Call(fn="mul", args=(a, Const() as k)) if k.value > 0:
+            return _absorbing(box, a, fills)
+        case Call(fn="max", args=(a, b)):
+            return call("and", masked(box, a, fills), masked(box, b, fills))
+        case Call(fn="min", args=(a, b)):
+            return call("or", masked(box, a, fills), masked(box, b, fills))
+        case Call(fn="cast", args=(a,)) if is_float(a.dtype):
+            return masked(box, a, fills)
+        case Load() | Call():
+            return _loaded(box, u)
+        case _:
+            return NO
+
+
+def _either(box: Box, c: Expr, yes: Expr, no: Expr) -> Expr:
+    chosen = call("or", call("and", must(box, c), yes), call("and", _truth(box, c, False), no))
+    return call("or", chosen, call("and", yes, no))
+
+
+def _absorbing(box: Box, u: Expr, fills: Fills) -> Expr:
+    """`masked`, for an operand that something finite is added to: only fills that absorb it."""
+    own = Fills()
+    found = masked(box, u, own)
+    if own.largest is not None:
+        if own.largest > ABSORBS:
+            return _infinite(box, u)
+        fills.add(own.largest / 2)
+    return found
+
+
+def _infinite(box: Box, u: Expr) -> Expr:
+    own = Fills()
+    found = masked(box, u, own)
+    return found if own.largest is None else NO
+
+
+def _loaded(box: Box, u: Expr) -> Expr:
+    """A mask read from memory, one value per row or per key: all -inf in the tile."""
+    if not any(isinstance(x, Load) for x in walk(u)) or not is_float(u.dtype):
+        return NO
+    top = box.extreme("max", u)
+    return NO if top is None else call("eq", top, const(NEG_INF, u.dtype))
+
+
+def vanishes(box: Box, g: Expr, fills: Fills) -> Expr:
+    """An expression that implies: the summand `g` is 0 everywhere in the box (values finite where masked)."""
+    match g:
+        case Const():
+            return const(g.value == 0, "bool")
+        case Call(fn="mul", args=(a, b)):
+            return call("or", vanishes(box, a, fills), vanishes(box, b, fills))
+        case Call(fn="div", args=(a, _)):
+            return vanishes(box, a, fills)
+        case Call(fn=("neg" | "cast" | "abs" | "sqrt"), args=(a,)):
+            return vanishes(box, a, fills)
+        case Call(fn=("add" | "sub"), args=(a, b)):
+            return call("and", vanishes(box, a, fills), vanishes(box, b, fills))
+        case Call(fn="where", args=(c, a, b)):
+            return _either(box, c, vanishes(box, a, fills), vanishes(box, b, fills))
+        case Call(fn=("exp" | "exp2" | "sigmoid"), args=(a,)):
+            return masked(box, a, fills)
+        case Call(fn="max", args=(a, Const() as k)) if k.value == 0:
+            return masked(box, a, fills)
+        case _:
+            return NO
+
+
+def conditions(e: Expr, positions: frozenset[Var]) -> list[Expr]:
+    """The conditions of selections in `e` that depend on positions or on loaded masks, outermost first."""
+    found: list[Expr] = []
+    for x in walk(e):
+        if isinstance(x, Call) and x.fn == "where" and variables(x.args[0]) & positions and x.args[0] not in found:
+            found.append(x.args[0])
+    return found[::-1]
+
+
+# ------------------------------------------------------------------------------------------------ loop bounds
+
+
+def stream_bounds(empty: Expr, origin: Var, step: int) -> tuple[list[Expr], list[Expr]]:
+    """Bounds of the streamed tiles that `empty` implies: lower bounds for the origin (in whole tiles) and exclusive upper bounds. `empty` is a disjunction; each disjunct that is one comparison affine in the origin gives one bound."""
+    lower: list[Expr] = []
+    upper: list[Expr] = []
+    for part in _disjuncts(empty):
+        if not (isinstance(part, Call) and part.fn in ("lt", "le", "gt", "ge") and part.args[0].dtype == "i64"):
+            continue
+        difference = call("sub", part.args[0], part.args[1])
+        found = affine(difference, (origin,))
+        if found is None or any(isinstance(x, Load) and origin in variables(x) for x in walk(difference)):
+            continue
+        (k,), rest = found
+        if not isinstance(k, Const) or abs(int(k.value)) != 1:
+            continue
+        # difference = k*origin + rest, empty when it is < 0, <= 0, > 0 or >= 0.
+        rising = (int(k.value) > 0) == (part.fn in ("gt", "ge"))
+        strict = part.fn in ("lt", "gt")
+        edge = call("neg", rest) if int(k.value) > 0 else rest
+        if rising:  # empty from some origin on
+            upper.append(call("add", edge, integer_const(1)) if strict else edge)
+        else:  # empty up to some origin: the first origin that is not
+            first = edge if strict else call("add", edge, integer_const(1))
+            whole = call("floordiv", call("add", first, integer_const(step - 1)), integer_const(step))
+            lower.append(call("mul", whole, integer_const(step)))
+    return lower, upper
+
+
+def _disjuncts(e: Expr) -> list[Expr]:
+    if isinstance(e, Call) and e.fn == "or" and e.dtype == "bool":
+        return [x for a in e.args for x in _disjuncts(a)]
+    return [e]
+
+
+def tile_box(positions: Mapping[Var, tuple[Expr, int]]) -> Box:
+    """The box of the current tile: for each position variable its extent and tile length; origins are `<name>0`."""
+    low: dict[Var, Expr] = {}
+    high: dict[Var, Expr] = {}
+    number: dict[Var, Expr] = {}
+    for v, (extent, length) in positions.items():
+        origin = index(v.name + "0")
+        low[v] = origin
+        end = call("add", origin, integer_const(length))
+        high[v] = call("sub", call("min", end, extent), integer_const(1))
+        number[v] = call("floordiv", origin, integer_const(length))
+    return Box(low, high, number)
