@@ -149,7 +149,6 @@ class _Lowering:
     def _declare(self) -> None:
         for source, name in self.names.items():
             node = self.found.loads[source]
-            self._param(name, node, "in")
             shape = tuple(self._size(f"{name}_{k}", d) for k, d in enumerate(node.type.shape))
             unit = self.units.get(name, len(shape) - 1 if shape else None)
             self.params.append(TensorParam(name, node.type.dtype, shape, "in", unit))
