@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 from aicf.scalar import Call, DType, Expr, Var, call, cast, const, is_float, is_half, is_int, substitute, var, variables, walk
 from aicf.scalar import show as show_expr
-from aicf.streaming.stream_program import Base, NotSeparable, Reduction, StreamProgram, Sum
 from aicf.streaming.gauge import gauge_free
 from aicf.streaming.separate import (
     IDENTITY,
@@ -31,7 +30,8 @@ from aicf.streaming.separate import (
     positive,
     separate,
 )
-from aicf.streaming.terms import Term, add_up, product, scaled, split, term_poly, to_expr
+from aicf.streaming.stream_program import Base, NotSeparable, Reduction, StreamProgram, Sum
+from aicf.streaming.terms import Term, add_up, exponential, product, scaled, split, term_poly, to_expr
 
 
 def derive(
@@ -79,7 +79,8 @@ def derive(
         results[name] = value
     for name in [n for n in results if n in done and results[n] is not done[n]]:
         # The output took the name of a reduction that it is not: the reduction is put in place instead of named.
-        named = {v: done[name] for e in [*done.values(), *results.values()] for v in variables(e) if v.name == name}
+        every = [*done.values(), *results.values()]
+        named: dict[Expr, Expr] = {v: done[name] for e in every for v in variables(e) if v.name == name}
         done = {n: substitute(e, named) for n, e in done.items() if n != name}
         results = {n: substitute(e, named) for n, e in results.items()}
     return _assembled(state, done, results, stream, tuple(atoms))
@@ -87,9 +88,9 @@ def derive(
 
 def _check(cascade: Sequence[Reduction], outputs: Mapping[str, Expr], stream: Var, atoms: Sequence[Var]) -> None:
     names = [r.name for r in cascade]
-    taken = {stream.name, *(a.name for a in atoms)}
+    taken = [stream.name, *(a.name for a in atoms), *names]
     for i, r in enumerate(cascade):
-        if r.name in names[:i] or r.name in taken:
+        if taken.count(r.name) > 1:
             raise ValueError(f"the name '{r.name}' is used twice in the cascade: give every reduction its own name")
         late = sorted(v.name for v in variables(r.body) if v.name in names[i:])
         if late:
@@ -245,17 +246,15 @@ def _body(
     order = sorted(t.powers, key=lambda p: (p[1] < 0, show_expr(p[0])))
     mine = tuple(p for p in order if variables(p[0]).isdisjoint(payload))
     wide = tuple(p for p in order if not variables(p[0]).isdisjoint(payload))
-    exponential: Expr | None = None
+    weight: Expr | None = None
     if inside:
         if len(matches) == 1 and matches[0].exact:
             (m,) = matches
             distance = call("sub", m.body, reference(m))
-            factor = to_expr(m.p, c.dtype)
-            exponential = call("exp", distance if factor == const(1, factor.dtype) else call("mul", factor, distance))
+            weight = exponential([replace(m.p, powers=(*m.p.powers, (distance, 1)))], c.dtype)
         else:
             references = [product(scaled(m.p, -1.0), Term(powers=((reference(m), 1),))) for m in matches]
-            exponential = call("exp", add_up([*inside, *references], c.dtype))
-    weight: Expr | None = exponential
+            weight = exponential([*inside, *references], c.dtype)
     if mine or weight is None:
         others = to_expr(Term(powers=mine), dtype)
         weight = others if weight is None else _with_powers(weight, mine, dtype)
@@ -277,13 +276,8 @@ def _with_powers(weight: Expr, powers: tuple[tuple[Expr, int], ...], dtype: DTyp
 
 def _scale(c: Context, matches: list[Match]) -> Expr | None:
     """exp(sum of p * (old - ref)): what moves a sum from the old references to the new ones."""
-    total: Expr | None = None
-    for m in matches:
-        distance = call("sub", before(m), reference(m))
-        factor = to_expr(m.p, c.dtype)
-        part = distance if factor == const(1, factor.dtype) else call("mul", factor, distance)
-        total = part if total is None else call("add", total, part)
-    return None if total is None else call("exp", total)
+    moved = [replace(m.p, powers=(*m.p.powers, (call("sub", before(m), reference(m)), 1))) for m in matches]
+    return exponential(moved, c.dtype) if moved else None
 
 
 def _chosen(c: Context, parts: list[tuple[Term, Term]], dtype: DType) -> Expr:

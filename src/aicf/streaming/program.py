@@ -8,6 +8,7 @@ the positions of the tile, shape `[n, 1, ...]`. States: `{base or sum name: arra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -136,7 +137,7 @@ def run(
     row = row_env(p, env)
     state = init(p, row, tensors, double=double, read=read)
     edges = [0, *cuts, n]
-    for lo, hi in zip(edges, edges[1:], strict=False):
+    for lo, hi in pairwise(edges):
         state = step(p, state, slice_env(p, env, lo, hi), tensors, double=double, read=read)
     done = finalize(p, state, row, tensors, double=double, read=read)
     return {name: done[name] for name in p.outputs}

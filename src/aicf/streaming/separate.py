@@ -5,13 +5,12 @@
     extrema   max over j of |x - mu|     ->   max(max x - mu, mu - min x)                  finite tropical rank
 
 Every subexpression is x (it depends on the stream), rho (it depends on earlier reductions), both (then it must separate) or
-neither (an input of the row: it goes with either side). Only expressions of both kinds are taken apart; the rest stays as written.
-The grammar is closed and everything outside it is refused with the guilty subexpression.
+neither (an input of the row: it goes with either side). Only expressions of both kinds are taken apart; the rest stays as
+written. The grammar is closed and everything outside it is refused with the guilty subexpression.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -34,15 +33,14 @@ from aicf.scalar import (
     substitute,
     var,
     variables,
-    walk,
 )
 from aicf.streaming.terms import (
+    LN2,
     Term,
     add_up,
     expanded,
     inverse,
     merge,
-    multiply_powers,
     product,
     scaled,
     term_poly,
@@ -51,7 +49,6 @@ from aicf.streaming.terms import (
 
 RANK_LIMIT = 8
 Extremum = Literal["max", "min"]
-LN2 = 0.6931471805599453
 IDENTITY = {"max": float("-inf"), "min": float("inf")}
 
 
@@ -257,10 +254,12 @@ def _raise_e(c: Context, t: Term, where: Expr) -> Term:
     x = any(c.has_x(a) for a, _ in t.powers)
     if x and any(c.has_rho(a) for a, _ in t.powers):
         raise Refused("exp of a product that mixes the streamed element and earlier reductions", to_expr(t, c.dtype))
-    if len(t.powers) == 1 and not x and t.coef == int(t.coef) and abs(t.coef) <= RANK_LIMIT:
-        atom, n = t.powers[0]
-        if n == 1 and isinstance(atom, Call) and atom.fn == "log":
-            return Term(powers=((atom.args[0], int(t.coef)),))
+    if len(t.powers) == 1 and not x and t.powers[0][1] == 1:
+        atom = t.powers[0][0]
+        unit = {"log": 1.0, "log2": LN2}.get(atom.fn if isinstance(atom, Call) else "")
+        times = t.coef / unit if unit else 0.5
+        if isinstance(atom, Call) and times == int(times) and abs(times) <= RANK_LIMIT:
+            return Term(powers=((atom.args[0], int(times)),))
     return Term(exponent=(t,))
 
 
@@ -391,8 +390,9 @@ def _kept(c: Context, t: Term, condition: Expr) -> Term:
 def _row_event(c: Context, condition: Expr) -> Expr | None:
     """A mixed condition that has the same value for every element of the row, as a condition on the row.
 
-    `isnan(p)` of a probability `p = exp(u - max u) / l`, scores not being NaN: if max u is finite, every exponential lies in [0, 1], `l`
-    holds the one at the maximum and is at least 1, so nothing is NaN unless `l` is; if it is -inf, `u - max u` is NaN everywhere.
+    `isnan(p)` of a probability `p = exp(u - max u) / l`, scores not being NaN: if max u is finite, every exponential lies
+    in [0, 1], `l` holds the one at the maximum and is at least 1, so nothing is NaN unless `l` is; if it is -inf,
+    `u - max u` is NaN everywhere; if it is +inf, `l` is NaN.
     """
     if not isinstance(condition, Call):
         return None
@@ -633,7 +633,9 @@ def _additive(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...]) -> Expr
     return canon(c, call("add", new_base(c, element, op, keep), add_up(v, c.dtype)))
 
 
-def new_base(c: Context, body: Expr, op: Extremum, keep: tuple[Expr, ...], init: Expr | None = None) -> Expr:
+def new_base(
+    c: Context, body: Expr, op: Extremum, keep: tuple[Expr, ...], init: Expr | None = None, like: Var | None = None
+) -> Expr:
     """The state of `op` over the stream of `body` where `keep` holds; the one that exists if there is one."""
     for condition in keep:
         body = call("where", condition, body, cast(const(IDENTITY[op], c.dtype), promote(body.dtype, c.dtype)))
@@ -643,10 +645,8 @@ def new_base(c: Context, body: Expr, op: Extremum, keep: tuple[Expr, ...], init:
             return found.state
     dtype: DType = c.dtype if is_half(body.dtype) or body.dtype == "bool" else body.dtype
     taken = {b.name for b in c.bases}
-    name = f"B_{c.reduction}"
-    while name in taken:
-        head, _, tail = name.rpartition("_")
-        name = f"{head}_{int(tail) + 1}" if tail.isdigit() and head != "B" else f"{name}_1"
+    stem = f"B_{c.reduction}" if like is None else like.name
+    name = next(n for n in (stem, *(f"{stem}_{i}" for i in range(1, 1 + len(taken)))) if n not in taken)
     state = var(name, dtype)
     c.bases[state] = Found(state, op, body, init)
     c.rho.add(state)
@@ -709,16 +709,13 @@ def _merged_base(c: Context, op: Extremum, args: list[Expr]) -> Expr:
     inert = [e for e in flat if not c.has_rho(e)]
     others = [e for e in flat if c.has_rho(e) and not any(e is b.state for b in bases)]
     inits = [b.init for b in bases if b.init is not None] + inert
-    out: list[Expr] = []
-    if bases:
-        state: Expr = bases[0].state
-        if len(bases) > 1 or inert:
-            body = _join(op, [b.body for b in bases])
-            state = new_base(c, body, op, (), _join(op, inits) if inits else None)
-        out.append(state)
-    else:
-        out.extend(inert)
-    return _join(op, out + others)
+    if not bases:
+        return _join(op, flat)
+    state: Expr = bases[0].state
+    if len(bases) > 1 or inert:
+        body = _join(op, [b.body for b in bases])
+        state = new_base(c, body, op, (), _join(op, inits) if inits else None, bases[0].state)
+    return _join(op, [state, *others])
 
 
 def _join(op: Extremum, args: list[Expr]) -> Expr:

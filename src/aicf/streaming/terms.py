@@ -3,17 +3,19 @@
     -0.5 * exp(s - m) / l * V[j, e]   ->   Term(coef=-0.5, powers={l: -1, V[j, e]: 1}, exponent=[s, -m])
 
 A Term is a number times integer powers of atoms times one exponential, selected by conditions: it is 0 where a condition in
-`keep` (conditions on the streamed element) or in `rows` (conditions on the row) is false. A separated expression is a list of Terms.
-Atoms are opaque expressions; what they depend on is for the caller to know.
+`keep` (conditions on the streamed element) or in `rows` (conditions on the row) is false. A separated expression is a list
+of Terms. Atoms are opaque expressions; what they depend on is for the caller to know.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from aicf.scalar import Call, Const, DType, Expr, call, cast, const, is_float, is_half, promote
 
+LN2 = math.log(2.0)
 Powers = tuple[tuple[Expr, int], ...]
 
 
@@ -112,7 +114,7 @@ def to_expr(t: Term, dtype: DType) -> Expr:
         return call("neg", to_expr(replace(t, coef=-t.coef), dtype))
     top: Expr | None = None
     if t.exponent:
-        top = _times(top, call("exp", add_up(t.exponent, dtype)))
+        top = _times(top, exponential(t.exponent, dtype))
     bottom: Expr | None = None
     for atom, n in t.powers:
         factor = _raised(wide(atom, dtype), abs(n))
@@ -142,6 +144,19 @@ def add_up(terms: Iterable[Term], dtype: DType) -> Expr:
         else:
             total = call("sub" if t.coef < 0 else "add", total, positive)
     return const(0.0, dtype) if total is None else total
+
+
+def in_base_two(terms: Iterable[Term]) -> tuple[Term, ...] | None:
+    """Exponent terms divided by ln 2 if that leaves simple numbers: what was written with exp2 goes back to exp2."""
+    out = tuple(replace(t, coef=t.coef / LN2) for t in terms)
+    return out if all(8 * t.coef == int(8 * t.coef) for t in out) else None
+
+
+def exponential(terms: Iterable[Term], dtype: DType) -> Expr:
+    """e to the power of a sum of plain terms."""
+    terms = tuple(terms)
+    two = in_base_two(terms)
+    return call("exp", add_up(terms, dtype)) if two is None else call("exp2", add_up(two, dtype))
 
 
 def expanded(e: Expr, strict: bool) -> dict[frozenset[tuple[Expr, int]], float]:
