@@ -1,0 +1,132 @@
+"""Building: LLVM IR to an object, and an object to code in this process. No compiler but LLVM's own, through llvmlite.
+
+    Kernel -> emit_module -> parse, optimise -> object bytes (position independent) -> load -> Compiled
+
+The object is what a disk cache keeps: `load` links it without compiling.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+from dataclasses import dataclass
+from functools import cache
+
+import llvmlite.binding as llvm
+
+from aicf.backends.llvm.emit import Slots, Target, emit_module, slots, vector_shape, worker_names
+from aicf.backends.llvm.emit.layout import plan
+from aicf.backends.llvm.emit.module import ENTRY
+from aicf.backends.llvm.launch import Launcher
+from aicf.kernel import Kernel
+
+# What generated code may call: looked up once, so that loading an object never depends on what the process has loaded.
+_LIBRARY = ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "erf", "sin", "cos", "pow", "fmod")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel ready to run. `asm` and `llvm` are empty when it was loaded from an object."""
+
+    kernel: Kernel
+    target: Target
+    llvm: str
+    asm: str
+    object: bytes
+    launcher: Launcher
+    engine: object
+
+    def run(
+        self, tensors: dict[str, tuple[int, tuple[int, ...]]], sizes: dict[str, int], scalars: dict[str, float | int], threads: int
+    ) -> None:
+        """Run on tensors given as (address, strides in elements), all of the kernel's parameters included.
+
+        Raises KeyError for a missing argument and ValueError for a stride that contradicts the kernel's `unit`.
+        """
+        self.launcher.run(tensors, sizes, scalars, threads)
+
+
+@cache
+def _initialised() -> bool:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    names = [n + suffix for n in _LIBRARY for suffix in ("", "f")]
+    library = ctypes.CDLL(ctypes.util.find_library("m"))
+    for name in names:
+        llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
+    llvm.add_symbol("memcpy", ctypes.cast(ctypes.memmove, ctypes.c_void_p).value)
+    llvm.add_symbol("memset", ctypes.cast(ctypes.memset, ctypes.c_void_p).value)
+    return True
+
+
+def host_target() -> Target:
+    """The processor that this process runs on."""
+    _initialised()
+    return target_of(llvm.get_default_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+
+
+def target_of(triple: str, cpu: str, features: str) -> Target:
+    """A target by LLVM's names."""
+    lanes, registers = vector_shape(triple, features)
+    return Target(triple, cpu, features, lanes, registers)
+
+
+def _machine(target: Target) -> llvm.TargetMachine:
+    _initialised()
+    if not target.triple.startswith(llvm.get_default_triple().split("-")[0]):
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+    made = llvm.Target.from_triple(target.triple)
+    return made.create_target_machine(cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="small")
+
+
+def compile_text(text: str, target: Target) -> tuple[str, str, bytes]:
+    """(optimised IR, assembly, object) of a module."""
+    machine = _machine(target)
+    module = llvm.parse_assembly(text)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    options.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return str(module), machine.emit_assembly(module), machine.emit_object(module)
+
+
+def emit(kernel: Kernel, triple: str | None = None, cpu: str | None = None, features: str | None = None) -> str:
+    """LLVM IR of `kernel` before optimisation, for this processor or for another."""
+    return emit_module(kernel, _chosen(triple, cpu, features))[0]
+
+
+def _chosen(triple: str | None, cpu: str | None, features: str | None) -> Target:
+    host = host_target()
+    if triple is None and cpu is None and features is None:
+        return host
+    return target_of(triple or host.triple, cpu or host.cpu, features if features is not None else host.features)
+
+
+def build(kernel: Kernel, cpu: str | None = None, features: str | None = None) -> Compiled:
+    """Compile `kernel` for this processor, or for another CPU or feature set of the same family."""
+    target = _chosen(None, cpu, features)
+    text, layout = emit_module(kernel, target)
+    _, asm, code = compile_text(text, target)
+    launcher, engine = _linked(kernel, code, target, layout.bytes)
+    return Compiled(kernel, target, text, asm, code, launcher, engine)
+
+
+def load(kernel: Kernel, code: bytes, cpu: str | None = None, features: str | None = None) -> Compiled:
+    """A compiled kernel from the object bytes that `build` made for the same kernel and target."""
+    target = _chosen(None, cpu, features)
+    launcher, engine = _linked(kernel, code, target, plan(kernel, target).bytes)
+    return Compiled(kernel, target, "", "", code, launcher, engine)
+
+
+def _linked(kernel: Kernel, code: bytes, target: Target, buffer: int) -> tuple[Launcher, object]:
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(target))
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    entry = engine.get_function_address(ENTRY)
+    workers = tuple(engine.get_function_address(name) for name in worker_names(kernel))
+    where: Slots = slots(kernel)
+    return Launcher(kernel, where, entry, workers, buffer), engine

@@ -1,0 +1,228 @@
+"""LoadTile and StoreTile: between tensors and tiles.
+
+A tile that is wanted in the order of memory is copied vector by vector; one that is wanted across (the panels of a Contract's
+operand: keys side by side) is transposed in registers, a square of vectors at a time. Any other index is read element by element.
+"""
+
+from __future__ import annotations
+
+from aicf.backends.llvm.emit.elementwise import AxisLoops, Group, emit_group
+from aicf.backends.llvm.emit.layout import Layout
+from aicf.backends.llvm.emit.points import Point, Slot, Span, Spread, from_stored, to_stored
+from aicf.backends.llvm.emit.scope import Index, Scope, TensorRef
+from aicf.backends.llvm.emit.text import I64
+from aicf.backends.llvm.emit.values import held, in_tile, stored
+from aicf.kernel import LoadTile, Map, StoreTile, Tile
+from aicf.scalar import Const, Expr, Var, affine, cast, load, variables
+
+
+def emit_load(s: LoadTile, scope: Scope, tiles: dict[str, Tile]) -> None:
+    """Fill every copy of the tile."""
+    tensor = scope.kernel.tensor(s.tensor)
+    source = cast(load(s.tensor, s.at, tensor.dtype), s.tile.dtype)
+    for layout in scope.plan.copies[s.tile.name]:
+        across = _across(s, scope, layout)
+        if across is not None:
+            _transpose(s, scope, layout, across, {}, tuple(a for a in s.tile.axes if a not in (layout.vector, across)), tiles)
+        else:
+            outer = tuple(a for a in s.tile.axes if a != layout.vector)
+            emit_group(Group(outer, layout.vector, (Map(s.tile, source),)), scope, tiles, layout)
+
+
+def _across(s: LoadTile, scope: Scope, layout: Layout) -> str | None:
+    """The axis along which memory is contiguous, when it is another than the layout's vector axis and the index is affine in both."""
+    tensor = scope.kernel.tensor(s.tensor)
+    if tensor.unit is None or layout.vector is None or held(s.tile.dtype) != held(tensor.dtype) or held(s.tile.dtype) != "float":
+        return None
+    vector = scope.kernel.axis(layout.vector).position
+    for axis in s.tile.axes:
+        if axis == layout.vector or scope.plan.shapes[axis].length < scope.target.lanes:
+            continue
+        position = scope.kernel.axis(axis).position
+        if all(_step(e, position) == (1 if d == tensor.unit else 0) for d, e in enumerate(s.at)) and all(
+            affine(e, (vector,)) is not None and (d != tensor.unit or _step(e, vector) == 0) for d, e in enumerate(s.at)
+        ):
+            return axis
+    return None
+
+
+def _step(e: Expr, v: Var) -> int | None:
+    """The constant coefficient of `v` in `e`, None when there is none."""
+    if v not in variables(e):
+        return 0
+    part = affine(e, (v,))
+    return int(part[0][0].value) if part is not None and isinstance(part[0][0], Const) else None
+
+
+def _transpose(
+    s: LoadTile, scope: Scope, layout: Layout, across: str, where: dict[str, Index], outer: tuple[str, ...], tiles: dict[str, Tile]
+) -> None:
+    """Squares of `lanes` vectors along `across`, transposed into vectors along the layout's vector axis."""
+    if outer:
+        with AxisLoops(scope, outer[0]) as at:
+            _transpose(s, scope, layout, across, {**where, outer[0]: at}, outer[1:], tiles)
+        return
+    fn, lanes = scope.fn, scope.target.lanes
+    vector = layout.vector or ""
+    shape = scope.plan.shapes[vector]
+    view = scope.views[vector]
+    tensor = scope.tensors[s.tensor]
+    along = scope.views[across]
+    with fn.loop(0, fn.ceil_div(view.valid, shape.chunk)) as block:
+        for word in range(shape.lanes // lanes):
+            point = Point(scope, {**where, across: Index(0, 0)}, vector, Slot(block, word), tiles)
+            span = point.span(tensor, s.at, point.evaluator())
+            assert isinstance(span, Span)
+            if not point.full():
+                # The second half of a panel may lie wholly past the end: then there is nothing to read.
+                some = fn.compare("sgt", point.existing(), 0)
+                with fn.when(some):
+                    _squares(s, scope, layout, across, point, span, along.valid, tensor)
+            else:
+                _squares(s, scope, layout, across, point, span, along.valid, tensor)
+
+
+def _squares(s: LoadTile, scope: Scope, layout: Layout, across: str, point: Point, span: Span, extent: I64, tensor: TensorRef) -> None:
+    fn, lanes, kind = scope.fn, scope.target.lanes, stored(tensor.dtype)
+    rows = [fn.pointer(tensor.base, fn.add(span.offset, fn.mul(span.step, point.clamped(r))), kind) for r in range(lanes)]
+    tile = in_tile(layout.dtype)
+    chunk = scope.plan.shapes[across].chunk
+
+    def put(column: I64, text: str) -> None:
+        at = Index(0, column) if chunk >= scope.views[across].length else _split(scope, column, chunk)
+        place = {**point.place(layout, point.slot.word * lanes), across: at}
+        fn.do(f"store <{lanes} x {tile}> {text}, ptr {scope.address(layout, place)}, align {4 * lanes}")
+
+    whole: I64 = extent // lanes * lanes if isinstance(extent, int) else fn.op(f"and i64 {extent}, {-lanes}")
+    with fn.loop(0, whole, lanes) as column:
+        square = []
+        for row in rows:
+            text = fn.op(f"load <{lanes} x {kind}>, ptr {fn.pointer(row, column, kind)}, align {2 if kind in ('half', 'i16') else 4}")
+            square.append(from_stored(scope, text, tensor.dtype, True).text)
+        for k, text in enumerate(transposed(scope, square)):
+            put(fn.add(column, k), text)
+    with fn.loop(whole, extent) as column:
+        text = "poison"
+        for lane, row in enumerate(rows):
+            one = fn.op(f"load {kind}, ptr {fn.pointer(row, column, kind)}")
+            text = fn.op(f"insertelement <{lanes} x {kind}> {text}, {kind} {one}, i64 {lane}")
+        put(column, from_stored(scope, text, tensor.dtype, True).text)
+
+
+def _split(scope: Scope, element: I64, chunk: int) -> Index:
+    """Element number to Index; on an axis that is not a layout's vector axis any split addresses the same element."""
+    if isinstance(element, int):
+        return Index(element // chunk, element % chunk)
+    return Index(0, element)
+
+
+def transposed(scope: Scope, rows: list[str]) -> list[str]:
+    """The transpose of a square of vectors, by exchanging blocks of halving size."""
+    fn, n = scope.fn, len(rows)
+    kind = f"<{n} x float>"
+    half = n // 2
+    rows = list(rows)
+    while half:
+        low = [lane if not lane & half else n + lane - half for lane in range(n)]
+        high = [lane + half if not lane & half else n + lane for lane in range(n)]
+        for i in range(n):
+            if not i & half:
+                a, b = rows[i], rows[i + half]
+                rows[i], rows[i + half] = (
+                    fn.op(f"shufflevector {kind} {a}, {kind} {b}, <{n} x i32> <{', '.join(f'i32 {m}' for m in mask)}>")
+                    for mask in (low, high)
+                )
+        half //= 2
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------ stores
+
+
+def emit_store(s: StoreTile, scope: Scope, tiles: dict[str, Tile]) -> None:
+    """The store's loop nest: vectors along the axis in which memory is contiguous, or along the tiles' own vector axis."""
+    vector = _store_axis(s, scope, tiles)
+    outer = tuple(a for a in s.axes if a != vector)
+    _store(s, scope, tiles, vector, outer, {})
+
+
+def _store_axis(s: StoreTile, scope: Scope, tiles: dict[str, Tile]) -> str | None:
+    unit = scope.kernel.tensor(s.tensor).unit
+    if unit is not None:
+        for axis in s.axes:
+            if _step(s.at[unit], scope.kernel.axis(axis).position) == 1:
+                return axis
+    for v in sorted(variables(s.expr), key=lambda v: v.name):
+        if v.name in tiles and scope.plan.of(tiles[v.name]).vector in s.axes:
+            return scope.plan.of(tiles[v.name]).vector
+    return s.axes[-1] if s.axes else None
+
+
+def _store(s: StoreTile, scope: Scope, tiles: dict[str, Tile], vector: str | None, outer: tuple[str, ...], where: dict[str, Index]) -> None:
+    if outer:
+        with AxisLoops(scope, outer[0]) as at:
+            _store(s, scope, tiles, vector, outer[1:], {**where, outer[0]: at})
+        return
+    fn = scope.fn
+    if vector is None:
+        _put(s, scope, Point(scope, where, None, Slot(0, 0), tiles))
+        return
+    shape, view = scope.plan.shapes[vector], scope.views[vector]
+    words = shape.lanes // scope.target.lanes
+    if isinstance(view.valid, int) and -(-view.length // shape.chunk) * words <= 16:
+        for block in range(-(-view.valid // shape.chunk)):
+            for word in range(words):
+                _put(s, scope, Point(scope, where, vector, Slot(block, word), tiles))
+        return
+    with fn.loop(0, fn.ceil_div(view.valid, shape.chunk)) as block:
+        for word in range(words):
+            _put(s, scope, Point(scope, where, vector, Slot(block, word), tiles))
+
+
+def _put(s: StoreTile, scope: Scope, point: Point) -> None:
+    fn, lanes = scope.fn, scope.target.lanes
+    tensor = scope.tensors[s.tensor]
+    at = point.evaluator()
+    value = at.value(s.expr)
+    span = point.span(tensor, s.at, at)
+    kind = stored(tensor.dtype)
+    if point.axis is None:
+        assert isinstance(span, Span)
+        text, _ = to_stored(scope, value, tensor.dtype, at)
+        fn.do(f"store {kind} {text}, ptr {fn.pointer(tensor.base, span.offset, kind)}")
+        return
+    value = at.widen(value)
+    text, wide = to_stored(scope, value, tensor.dtype, at)
+    if isinstance(span, Span) and span.step == 1:
+        pointer = fn.pointer(tensor.base, span.offset, kind)
+        mask = point.mask()
+        size = {"i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64": 8, "double": 8}[kind]
+        if mask is None:
+            fn.do(f"store {wide} {text}, ptr {pointer}, align {size}")
+            return
+        if size >= 4:
+            suffix = f"v{lanes}" + {"float": "f32", "double": "f64"}.get(kind, kind)
+            fn.module.declare(f"llvm.masked.store.{suffix}.p0", f"void ({wide}, ptr, i32 immarg, <{lanes} x i1>)")
+            fn.do(f"call void @llvm.masked.store.{suffix}.p0({wide} {text}, ptr {pointer}, i32 {size}, <{lanes} x i1> {mask})")
+            return
+    _scatter(scope, point, tensor, span, text, kind)
+
+
+def _scatter(scope: Scope, point: Point, tensor: TensorRef, span: Span | Spread, text: str, kind: str) -> None:
+    """Lane by lane, those that exist."""
+    fn, lanes = scope.fn, scope.target.lanes
+    kept = fn.alloca(f"<{lanes} x {kind}>")
+    fn.do(f"store <{lanes} x {kind}> {text}, ptr {kept}")
+    offsets = fn.alloca(f"[{lanes} x i64]")
+    if isinstance(span, Spread):
+        for lane, offset in enumerate(span.offsets(point)):
+            fn.do(f"store i64 {offset}, ptr {fn.pointer(offsets, lane, 'i64')}")
+    count = lanes if point.full() else fn.minimum(lanes, point.existing())
+    with fn.loop(0, count) as lane:
+        one = fn.op(f"load {kind}, ptr {fn.pointer(kept, lane, kind)}")
+        if isinstance(span, Spread):
+            offset: I64 = fn.op(f"load i64, ptr {fn.pointer(offsets, lane, 'i64')}")
+        else:
+            offset = fn.add(span.offset, fn.mul(span.step, lane))
+        fn.do(f"store {kind} {one}, ptr {fn.pointer(tensor.base, offset, kind)}")
+

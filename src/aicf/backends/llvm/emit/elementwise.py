@@ -1,0 +1,412 @@
+"""Map, Reduce and Fill statements: fused into loop nests whose vectors stay in registers from one statement to the next.
+
+    s = map s * scale          for r in rows:                       one nest for both statements: all vectors
+    t = reduce max over j s      s[r, 0..7] -> scale -> store        of a row are live between them
+                                 max of the eight -> t[r]
+    n = map max(m, t)          m, t as vectors of rows              one vector operation for the whole block
+
+A group is a run of statements over the same axes, in an order that respects their dependences; a reduced value is used by
+the next group only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from aicf.backends.llvm.emit.expressions import Evaluator, combined, largest, smallest
+from aicf.backends.llvm.emit.layout import Layout
+from aicf.backends.llvm.emit.points import Point, Slot
+from aicf.backends.llvm.emit.scope import Index, Scope
+from aicf.backends.llvm.emit.text import I64
+from aicf.backends.llvm.emit.values import Value, held_dtype, in_tile
+from aicf.kernel import Contract, Fill, Map, Reduce, Retry, StoreTile, Tile, statements
+from aicf.scalar import DType, Expr, call, is_float, var, variables
+
+Pointwise = Map | Reduce | Fill
+# Vectors of a row that are unrolled; longer rows are walked block by block.
+_UNROLL = 16
+
+
+@dataclass(frozen=True)
+class Group:
+    """Statements over the same axes: loops over `outer`, vectors along `vector`. `folded` is an outer axis that is reduced."""
+
+    outer: tuple[str, ...]
+    vector: str | None
+    body: tuple[Pointwise, ...]
+    folded: str | None = None
+
+
+def expression(s: Pointwise) -> Expr:
+    return s.value if isinstance(s, Fill) else s.expr
+
+
+def reads(s: Pointwise) -> frozenset[str]:
+    """Names that a statement reads, its own tile included when it accumulates."""
+    names = {v.name for v in variables(expression(s))}
+    if isinstance(s, Reduce) and s.accumulate:
+        names.add(s.tile.name)
+    return frozenset(names)
+
+
+def nest_of(s: Pointwise, scope: Scope, tiles: dict[str, Tile]) -> Group:
+    """The loop nest of one statement."""
+    vector = scope.plan.of(s.tile).vector
+    if not isinstance(s, Reduce):
+        return Group(tuple(a for a in s.tile.axes if a != vector), vector, (s,))
+    along = {scope.plan.of(tiles[n]).vector for n in reads(s) if n in tiles and s.axis in tiles[n].axes}
+    if not along or s.axis in along or vector is None:
+        return Group(s.tile.axes, s.axis, (s,))
+    return Group(tuple(a for a in s.tile.axes if a != vector), vector, (s,), s.axis)
+
+
+def groups(run: list[Pointwise], scope: Scope, tiles: dict[str, Tile]) -> list[Group]:
+    """The run in fused groups. A statement may move before others that it does not depend on, to join its like."""
+    nests = {id(s): nest_of(s, scope, tiles) for s in run}
+    waiting = list(run)
+    made: list[Group] = []
+    while waiting:
+        first = nests[id(waiting[0])]
+        chosen: list[Pointwise] = []
+        reduced: set[str] = set()
+        blocked: list[Pointwise] = []
+        for s in waiting:
+            nest = nests[id(s)]
+            alike = (nest.outer, nest.vector, nest.folded) == (first.outer, first.vector, first.folded)
+            joins = alike and not any(_depends(s, b) for b in blocked) and not (reads(s) | {s.tile.name}) & reduced
+            if chosen and first.folded is not None:
+                joins = False
+            if joins:
+                chosen.append(s)
+                if isinstance(s, Reduce):
+                    reduced.add(s.tile.name)
+            else:
+                blocked.append(s)
+        made.append(Group(first.outer, first.vector, tuple(chosen), first.folded))
+        waiting = blocked
+    return made
+
+
+def _depends(later: Pointwise, earlier: Pointwise) -> bool:
+    mine, theirs = later.tile.name, earlier.tile.name
+    return theirs in reads(later) or mine in reads(earlier) or mine == theirs
+
+
+def read_elsewhere(tile: Tile, group: Group, scope: Scope) -> bool:
+    """Whether anything outside the group reads the tile, so that it must be stored."""
+    inside = {id(s) for s in group.body}
+    for s in statements(scope.kernel.body):
+        match s:
+            case Contract() if tile.name in (s.a.name, s.b.name, s.rescale.name if s.rescale else ""):
+                return True
+            case Contract() if s.accumulate and s.tile.name == tile.name:
+                return True
+            case Map() | Reduce() | Fill() if id(s) not in inside and tile.name in reads(s):
+                return True
+            case Retry() if tile.name in {v.name for v in variables(s.again)}:
+                return True
+            case StoreTile() if any(v.name == tile.name for e in (s.expr, *s.at) for v in variables(e)):
+                return True
+            case _:
+                pass
+    # Read before it is written here: the value comes from the last iteration of a loop.
+    first = next((s for s in group.body if s.tile.name == tile.name), None)
+    return first is None or tile.name in reads(first)
+
+
+def identity(op: str, dtype: DType) -> float | int:
+    """The neutral value of a reduction."""
+    if op == "sum":
+        return 0
+    if is_float(dtype):
+        return -math.inf if op == "max" else math.inf
+    return smallest(dtype) if op == "max" else largest(dtype)
+
+
+def emit_group(group: Group, scope: Scope, tiles: dict[str, Tile], layout_of: Layout | None = None) -> None:
+    """The loop nest of a group. `layout_of` replaces the layout of the (only) tile that is written."""
+    if group.folded is not None:
+        _Walk(group, scope, tiles, layout_of).outer(tuple(a for a in group.outer), {}, vertical=True)
+    else:
+        _Walk(group, scope, tiles, layout_of).outer(group.outer, {}, vertical=False)
+
+
+class AxisLoops:
+    """Context manager: one loop, or two when the axis is longer than a chunk."""
+
+    def __init__(self, scope: Scope, axis: str) -> None:
+        self.scope, self.axis = scope, axis
+
+    def __enter__(self) -> Index:
+        fn, view = self.scope.fn, self.scope.views[self.axis]
+        chunk = self.scope.plan.shapes[self.axis].chunk
+        if view.length <= chunk:
+            self.loops = [fn.loop(0, view.valid)]
+            return Index(0, self.loops[0].__enter__())
+        outer = fn.loop(0, fn.ceil_div(view.valid, chunk))
+        block = outer.__enter__()
+        if isinstance(view.valid, int) and view.valid % chunk == 0:
+            count: I64 = chunk
+        else:
+            count = fn.minimum(chunk, fn.sub(view.valid, fn.mul(block, chunk)))
+        within = fn.loop(0, count)
+        lane = within.__enter__()
+        self.loops = [within, outer]
+        return Index(block, lane)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        for loop in self.loops:
+            loop.__exit__(kind, error, trace)  # type: ignore[arg-type]
+
+
+class _Walk:
+    """The emission of one group."""
+
+    def __init__(self, group: Group, scope: Scope, tiles: dict[str, Tile], layout_of: Layout | None) -> None:
+        self.group, self.scope, self.tiles, self.layout_of = group, scope, tiles, layout_of
+        self.fn = scope.fn
+        self.stored = {s.tile.name for s in group.body if layout_of is not None or read_elsewhere(s.tile, group, scope)}
+
+    def outer(self, axes: tuple[str, ...], where: dict[str, Index], vertical: bool) -> None:
+        if axes:
+            with AxisLoops(self.scope, axes[0]) as at:
+                self.outer(axes[1:], {**where, axes[0]: at}, vertical)
+        elif vertical:
+            self.vertical(where)
+        else:
+            self.row(where)
+
+    # ---------------------------------------------------------------- one row of vectors
+
+    def slots(self) -> tuple[int, int]:
+        """(blocks, vectors per block) of the vector axis."""
+        shape = self.scope.plan.shapes[self.group.vector or ""]
+        length = self.scope.views[self.group.vector or ""].length
+        return -(-length // shape.chunk), shape.lanes // self.scope.target.lanes
+
+    def row(self, where: dict[str, Index]) -> None:
+        partial: dict[int, list[tuple[str, str]]] = {}
+        if self.group.vector is None:
+            self.step(where, [Slot(0, 0)], None, partial)
+            self.finish(where, partial)
+            return
+        blocks, words = self.slots()
+        if blocks * words <= _UNROLL:
+            self.step(where, [Slot(b, w) for b in range(blocks) for w in range(words)], self.group.vector, partial)
+            self.finish(where, partial)
+            return
+        # Long rows: vectors of one block at a time, partial results in stack slots.
+        kinds: dict[int, tuple[str, str]] = {}
+        for i, s in enumerate(self.group.body):
+            if isinstance(s, Reduce):
+                at = Point(self.scope, where, self.group.vector, Slot(0, 0), self.tiles).evaluator()
+                kind = at.type(reduced_dtype(s), True)
+                kinds[i] = (self.fn.alloca(kind), kind)
+                start = at.literal(identity(s.op, reduced_dtype(s)), reduced_dtype(s), True)
+                self.fn.do(f"store {kind} {start}, ptr {kinds[i][0]}")
+        valid = self.scope.views[self.group.vector].valid
+        with self.fn.loop(0, self.fn.ceil_div(valid, self.scope.plan.shapes[self.group.vector].chunk)) as block:
+            inside: dict[int, list[tuple[str, str]]] = {}
+            self.step(where, [Slot(block, w) for w in range(words)], self.group.vector, inside)
+            at = Point(self.scope, where, self.group.vector, Slot(0, 0), self.tiles).evaluator()
+            for i, parts in inside.items():
+                s = self.group.body[i]
+                assert isinstance(s, Reduce)
+                slot, kind = kinds[i]
+                total = self.fn.op(f"load {kind}, ptr {slot}")
+                for text, _ in parts:
+                    total = combined(at, _combine(s.op), reduced_dtype(s), total, text, True)
+                self.fn.do(f"store {kind} {total}, ptr {slot}")
+        for i, (slot, kind) in kinds.items():
+            partial[i] = [(self.fn.op(f"load {kind}, ptr {slot}"), "")]
+        self.finish(where, partial)
+
+    def step(self, where: dict[str, Index], slots: list[Slot], axis: str | None, partial: dict[int, list[tuple[str, str]]]) -> None:
+        """All statements of the group for some vectors of a row; the vectors to reduce are left in `partial`."""
+        points = [Point(self.scope, where, axis, slot, self.tiles) for slot in slots]
+        for i, s in enumerate(self.group.body):
+            uniform: dict[Expr, Value] = {}
+            for point in points:
+                at = point.evaluator()
+                at.memo.update(uniform)
+                if isinstance(s, Reduce):
+                    dtype = reduced_dtype(s)
+                    value = at.convert(at.value(s.expr), dtype)
+                    if axis is not None:
+                        value = self._existing(at, point, at.widen(value), s)
+                    partial.setdefault(i, []).append((value.text, ""))
+                else:
+                    value = at.convert(at.value(expression(s)), s.tile.dtype, expression(s))
+                    self._write(s.tile, value, point, at)
+                uniform = {e: v for e, v in at.memo.items() if not v.vector}
+
+    def _existing(self, at: Evaluator, point: Point, v: Value, s: Reduce) -> Value:
+        mask = point.mask()
+        if mask is None:
+            return v
+        kind = at.type(v.dtype, True)
+        neutral = at.literal(identity(s.op, v.dtype), v.dtype, True)
+        text = self.fn.op(f"select <{at.lanes} x i1> {mask}, {kind} {v.text}, {kind} {neutral}")
+        return Value(text, v.dtype, True)
+
+    def _write(self, tile: Tile, value: Value, point: Point, at: Evaluator) -> None:
+        layout = self.layout_of or self.scope.plan.of(tile)
+        if point.axis is not None and point.axis in tile.axes:
+            value = at.widen(value)
+        if self.layout_of is None:
+            point.cache[tile.name] = value
+        if tile.name in self.stored:
+            write(self.scope, layout, point, value)
+
+    # ---------------------------------------------------------------- reductions
+
+    def finish(self, where: dict[str, Index], partial: dict[int, list[tuple[str, str]]]) -> None:
+        """Fold the vectors of each Reduce into a number and store it."""
+        for i, parts in partial.items():
+            s = self.group.body[i]
+            assert isinstance(s, Reduce)
+            point = Point(self.scope, where, None, Slot(0, 0), self.tiles)
+            at = point.evaluator()
+            dtype = reduced_dtype(s)
+            texts = [p[0] for p in parts]
+            total = fold(at, s.op, dtype, texts, self.group.vector is not None)
+            if s.accumulate:
+                old = at.convert(point.tile(s.tile), dtype)
+                total = combined(at, _combine(s.op), dtype, old.text, total, False)
+            value = at.convert(Value(total, dtype), s.tile.dtype)
+            write(self.scope, self.scope.plan.of(s.tile), point, value)
+
+    def vertical(self, where: dict[str, Index]) -> None:
+        """A Reduce over an axis that is not the vector axis: vectors of partial results, the reduced axis innermost."""
+        (s,) = self.group.body
+        assert isinstance(s, Reduce) and self.group.folded is not None and self.group.vector is not None
+        fn, vector, dtype = self.fn, self.group.vector, reduced_dtype(s)
+        _, words = self.slots()
+        view = self.scope.views[vector]
+        with fn.loop(0, fn.ceil_div(view.valid, self.scope.plan.shapes[vector].chunk)) as block:
+            at = Point(self.scope, where, vector, Slot(block, 0), self.tiles).evaluator()
+            kind = at.type(dtype, True)
+            totals = [fn.alloca(kind) for _ in range(words)]
+            for total in totals:
+                fn.do(f"store {kind} {at.literal(identity(s.op, dtype), dtype, True)}, ptr {total}")
+            with AxisLoops(self.scope, self.group.folded) as index_:
+                for word, total in enumerate(totals):
+                    point = Point(self.scope, {**where, self.group.folded: index_}, vector, Slot(block, word), self.tiles)
+                    at = point.evaluator()
+                    value = at.widen(at.convert(at.value(s.expr), dtype))
+                    old = fn.op(f"load {kind}, ptr {total}")
+                    fn.do(f"store {kind} {combined(at, _combine(s.op), dtype, old, value.text, True)}, ptr {total}")
+            for word, total in enumerate(totals):
+                point = Point(self.scope, where, vector, Slot(block, word), self.tiles)
+                at = point.evaluator()
+                text = fn.op(f"load {kind}, ptr {total}")
+                if s.accumulate:
+                    old = at.widen(at.convert(point.tile(s.tile), dtype))
+                    text = combined(at, _combine(s.op), dtype, old.text, text, True)
+                write(self.scope, self.scope.plan.of(s.tile), point, at.convert(Value(text, dtype, True), s.tile.dtype))
+
+
+def reduced_dtype(s: Reduce) -> DType:
+    """The type in which a Reduce works: that of its tile, halves as f32."""
+    return held_dtype(s.tile.dtype)
+
+
+def _combine(op: str) -> str:
+    return "add" if op == "sum" else op
+
+
+def fold(at: Evaluator, op: str, dtype: DType, parts: list[str], vector: bool) -> str:
+    """One number from vectors (or scalars): pairwise across vectors, then across lanes. NaN wins in max and min."""
+    how = _combine(op)
+    if not vector:
+        (total,) = parts
+        return total
+    fn, lanes = at.fn, at.lanes
+    nan: str | None = None
+    if how in ("max", "min") and is_float(dtype):
+        # The hardware's maximum may lose a NaN: look for one on the side, two vectors at a time.
+        m = at.maths(dtype, True)
+        tests = [m.compare("uno", a, b) for a, b in zip(parts[::2], [*parts[1::2], *parts[-1:]][: len(parts[::2])], strict=True)]
+        while len(tests) > 1:
+            paired = [fn.op(f"or {m.bools} {a}, {b}") for a, b in zip(tests[::2], tests[1::2], strict=False)]
+            tests = paired + tests[len(paired) * 2 :]
+        bits = fn.op(f"bitcast {m.bools} {tests[0]} to i{lanes}")
+        nan = fn.op(f"icmp ne i{lanes} {bits}, 0")
+    while len(parts) > 1:
+        paired = [_fast(at, how, dtype, a, b, True) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+        parts = paired + parts[len(paired) * 2 :]
+    total, width = parts[0], lanes
+    kind = at.type(dtype, False)
+    while width > 1:
+        width //= 2
+        low, high = (
+            fn.op(
+                f"shufflevector <{2 * width} x {kind}> {total}, <{2 * width} x {kind}> poison, "
+                f"<{width} x i32> <{', '.join(f'i32 {i + k * width}' for i in range(width))}>"
+            )
+            for k in (0, 1)
+        )
+        total = _narrow(at, how, dtype, low, high, width)
+    total = fn.op(f"extractelement <1 x {kind}> {total}, i64 0")
+    if nan is not None:
+        total = fn.op(f"select i1 {nan}, {kind} {at.literal(math.nan, dtype)}, {kind} {total}")
+    return total
+
+
+def _fast(at: Evaluator, how: str, dtype: DType, a: str, b: str, vector: bool) -> str:
+    """As `combined`, with the hardware's max and min."""
+    if how in ("max", "min") and is_float(dtype):
+        m = at.maths(dtype, vector)
+        return m.select(m.compare("ogt" if how == "max" else "olt", a, b), a, b)
+    return combined(at, how, dtype, a, b, vector)
+
+
+def _narrow(at: Evaluator, how: str, dtype: DType, a: str, b: str, width: int) -> str:
+    """`how` of two vectors of `width` lanes."""
+    fn, kind = at.fn, f"<{width} x {at.type(dtype, False)}>"
+    if is_float(dtype):
+        if how == "add":
+            return fn.op(f"fadd {kind} {a}, {b}")
+        test = fn.op(f"fcmp {'ogt' if how == 'max' else 'olt'} {kind} {a}, {b}")
+        return fn.op(f"select <{width} x i1> {test}, {kind} {a}, {kind} {b}")
+    if how in ("max", "min"):
+        sign = "u" if dtype in ("bool", "u8") else "s"
+        test = fn.op(f"icmp {sign}{'gt' if how == 'max' else 'lt'} {kind} {a}, {b}")
+        return fn.op(f"select <{width} x i1> {test}, {kind} {a}, {kind} {b}")
+    return fn.op(f"{'or' if dtype == 'bool' else 'add'} {kind} {a}, {b}")
+
+
+def write(scope: Scope, layout: Layout, point: Point, value: Value) -> None:
+    """Store a value (or vector of values) into a tile; on an axis that is not its vector axis, lane by lane."""
+    fn, lanes, kind = scope.fn, scope.target.lanes, in_tile(layout.dtype)
+    text = value.text
+    if layout.dtype == "bool":
+        wide = f"<{lanes} x " if value.vector else ""
+        close = ">" if value.vector else ""
+        text = fn.op(f"zext {wide}i1{close} {text} to {wide}i8{close}")
+    if not value.vector:
+        fn.do(f"store {kind} {text}, ptr {scope.address(layout, point.place(layout, 0))}")
+    elif layout.vector == point.axis:
+        pointer = scope.address(layout, point.place(layout, point.slot.word * lanes))
+        fn.do(f"store <{lanes} x {kind}> {text}, ptr {pointer}, align {_bytes(kind) * lanes}")
+    else:
+        chunk = scope.plan.shapes[point.axis or ""].chunk
+        for lane in range(min(lanes, chunk - point.slot.word * lanes)):
+            one = fn.op(f"extractelement <{lanes} x {kind}> {text}, i64 {lane}")
+            fn.do(f"store {kind} {one}, ptr {scope.address(layout, point.place(layout, point.slot.word * lanes + lane))}")
+
+
+def _bytes(kind: str) -> int:
+    return {"i8": 1, "i16": 2, "i32": 4, "float": 4, "i64": 8, "double": 8}[kind]
+
+
+def as_reduce(s: Contract) -> list[Pointwise]:
+    """A Contract whose operands share all their axes, as element-wise statements."""
+    made: list[Pointwise] = []
+    if s.accumulate and s.rescale is not None:
+        made.append(Map(s.tile, call("mul", var(s.tile.name, s.tile.dtype), var(s.rescale.name, s.rescale.dtype))))
+    product = call("mul", var(s.a.name, s.a.dtype), var(s.b.name, s.b.dtype))
+    made.append(Reduce(s.tile, "sum", s.over, product, s.accumulate))
+    return made
+

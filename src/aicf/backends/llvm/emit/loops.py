@@ -1,0 +1,141 @@
+"""Control flow of a work item: streams with their phases, register blocks of rows, retries, and runs of element-wise statements."""
+
+from __future__ import annotations
+
+from aicf.backends.llvm.emit.contract import emit_contract
+from aicf.backends.llvm.emit.copies import emit_load, emit_store
+from aicf.backends.llvm.emit.elementwise import AxisLoops, Pointwise, as_reduce, emit_group, groups
+from aicf.backends.llvm.emit.layout import roles
+from aicf.backends.llvm.emit.points import Point, Slot
+from aicf.backends.llvm.emit.scope import Scope, View
+from aicf.backends.llvm.emit.text import I64
+from aicf.backends.llvm.emit.values import Value
+from aicf.kernel import Contract, Fill, LoadTile, Map, Parallel, Phase, Reduce, Retry, Rows, Stmt, StoreTile, Stream, Tile
+from aicf.scalar import Const, Expr
+
+
+def emit_body(body: tuple[Stmt, ...], scope: Scope, tiles: dict[str, Tile]) -> None:
+    """The statements in order; neighbouring element-wise ones are fused."""
+    run: list[Pointwise] = []
+
+    def flush() -> None:
+        for group in groups(run, scope, tiles):
+            emit_group(group, scope, tiles)
+        run.clear()
+
+    for s in body:
+        if isinstance(s, Map | Reduce | Fill):
+            run.append(s)
+        elif isinstance(s, Contract) and roles(s, scope.plan) is None:
+            run.extend(as_reduce(s))
+        else:
+            flush()
+            _emit(s, scope, tiles)
+    flush()
+
+
+def _emit(s: Stmt, scope: Scope, tiles: dict[str, Tile]) -> None:
+    match s:
+        case LoadTile():
+            emit_load(s, scope, tiles)
+        case StoreTile():
+            emit_store(s, scope, tiles)
+        case Contract():
+            emit_contract(s, scope)
+        case Rows():
+            _rows(s, scope, tiles)
+        case Stream():
+            _stream(s, scope, tiles)
+        case Retry():
+            _retry(s, scope, tiles)
+        case Parallel():
+            raise ValueError(f"kernel {scope.kernel.name}: parallel inside parallel; nest their loops in one statement instead")
+        case _:
+            raise AssertionError(s)
+
+
+def scalar_point(scope: Scope, tiles: dict[str, Tile]) -> Point:
+    """A point with no axes, for conditions and bounds."""
+    return Point(scope, {}, None, Slot(0, 0), tiles)
+
+
+def number(e: Expr, scope: Scope, tiles: dict[str, Tile]) -> I64:
+    """An integer expression at this place."""
+    return int(e.value) if isinstance(e, Const) else scalar_point(scope, tiles).evaluator().i64(e)
+
+
+def _rows(s: Rows, scope: Scope, tiles: dict[str, Tile]) -> None:
+    fn, view, chunk = scope.fn, scope.views[s.axis], scope.plan.shapes[s.axis].chunk
+    with fn.loop(0, fn.ceil_div(view.valid, s.step)) as block:
+        start = fn.mul(block, s.step)
+        if isinstance(view.valid, int) and view.valid % s.step == 0:
+            valid: I64 = s.step
+        else:
+            valid = fn.minimum(s.step, fn.sub(view.valid, start))
+        base = fn.add(view.base, fn.mul(block, s.step // chunk))
+        emit_body(s.body, scope.see(s.axis, View(base, s.step, valid)), tiles)
+
+
+def _stream(s: Stream, scope: Scope, tiles: dict[str, Tile]) -> None:
+    """Tiles of the streamed axis; the first phase whose condition holds runs."""
+    fn = scope.fn
+    axis = scope.kernel.axis(s.axis)
+    low, high = number(s.lo, scope, tiles), number(s.hi, scope, tiles)
+    end = fn.minimum(high, number(axis.extent, scope, tiles))
+    with fn.loop(low, high, axis.tile) as origin:
+        inside = scope.bind(axis.origin.name, Value(str(origin), "i64"))
+        left = fn.minimum(axis.tile, fn.sub(end, origin))
+        # A tile that starts at or past the extent has no lanes.
+        left = fn.maximum(left, 0)
+        done = fn.new_label("next")
+        for phase in s.phases:
+            _phase(phase, s.axis, left, done, inside, tiles)
+        fn.jump(done)
+        fn.label(done)
+
+
+def _phase(phase: Phase, axis: str, left: I64, done: str, scope: Scope, tiles: dict[str, Tile]) -> None:
+    fn = scope.fn
+    length = scope.kernel.axis(axis).tile
+    valid: I64 = length if phase.whole else left
+    view = scope.see(axis, View(0, length, valid))
+    if isinstance(phase.when, Const):
+        if phase.when.value:
+            emit_body(phase.body, view, tiles)
+            fn.jump(done)
+            fn.label(fn.new_label("unreached"))
+        return
+    condition = scalar_point(scope, tiles).evaluator().condition(phase.when)
+    then, other = fn.new_label(phase.name), fn.new_label("else")
+    fn.do(f"br i1 {condition}, label %{then}, label %{other}")
+    fn.label(then)
+    emit_body(phase.body, view, tiles)
+    fn.jump(done)
+    fn.label(other)
+
+
+def _retry(s: Retry, scope: Scope, tiles: dict[str, Tile]) -> None:
+    """flag = 1: body; while flag and any row asks for it: flag = 0, body again."""
+    fn = scope.fn
+    head, done = fn.new_label("retry"), fn.new_label("settled")
+    before = fn.block
+    fn.jump(head)
+    fn.label(head)
+    flag, at = fn.name_of("flag"), len(fn.lines)
+    fn.lines.append("")
+    kind = "i1" if s.flag.dtype == "bool" else f"i{int(s.flag.dtype[1:])}"
+    inside = scope.bind(s.flag.name, Value(flag, s.flag.dtype))
+    emit_body(s.body, inside, tiles)
+    slot = fn.alloca("i1")
+    fn.do(f"store i1 false, ptr {slot}")
+    with AxisLoops(inside, s.axis) as index:
+        point = Point(inside, {s.axis: index}, None, Slot(0, 0), tiles)
+        wanted = point.evaluator().condition(s.again)
+        old = fn.op(f"load i1, ptr {slot}")
+        fn.do(f"store i1 {fn.op(f'or i1 {old}, {wanted}')}, ptr {slot}")
+    first = fn.op(f"icmp ne {kind} {flag}, 0") if kind != "i1" else flag
+    repeat = fn.op(f"and i1 {fn.op(f'load i1, ptr {slot}')}, {first}")
+    fn.do(f"br i1 {repeat}, label %{head}, label %{done}")
+    one, zero = ("true", "false") if kind == "i1" else ("1", "0")
+    fn.lines[at] = f"  {flag} = phi {kind} [ {one}, %{before} ], [ {zero}, %{fn.block} ]"
+    fn.label(done)

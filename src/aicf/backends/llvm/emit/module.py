@@ -1,0 +1,218 @@
+"""A Kernel as an LLVM module: one worker function per `parallel` statement, and one entry that runs them all.
+
+Everything a call needs is one array of 64-bit words (`Slots` says what is where), so that a call is one foreign call with one pointer:
+
+    word 0   address of the threads' buffers        word 8   next work item (atomic)      word 16 …  tensor addresses, strides,
+    word 1   bytes per thread                       word 9   next thread number                      sizes, scalars
+
+A worker takes a thread number, then work items until there are none. The entry runs the workers of each statement through
+`fork(worker, words, threads, 0)`, which has the signature of GOMP_parallel, and comes back when all are done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aicf.backends.llvm.emit.elementwise import fold, identity
+from aicf.backends.llvm.emit.expressions import combined
+from aicf.backends.llvm.emit.layout import Plan, plan
+from aicf.backends.llvm.emit.loops import emit_body, number, scalar_point
+from aicf.backends.llvm.emit.points import Point, Slot, to_stored
+from aicf.backends.llvm.emit.scope import Scope, TensorRef, View
+from aicf.backends.llvm.emit.target import Target
+from aicf.backends.llvm.emit.text import I64, Function, Module
+from aicf.backends.llvm.emit.values import Value, held
+from aicf.kernel import Kernel, Loop, Parallel, Stream, Summary, Tile, statements, written
+from aicf.scalar import is_float
+
+HEADER = 16
+BUFFERS, STRIDE, ITEM, THREAD = 0, 1, 8, 9
+ENTRY = "aicf_run"
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Word numbers of the call's arguments."""
+
+    tensors: dict[str, int]
+    strides: dict[tuple[str, int], int]
+    sizes: dict[str, int]
+    scalars: dict[str, int]
+    words: int
+
+
+def slots(kernel: Kernel) -> Slots:
+    """Where each argument lives in the array of words."""
+    at = HEADER
+    tensors: dict[str, int] = {}
+    strides: dict[tuple[str, int], int] = {}
+    for t in kernel.tensors:
+        tensors[t.name] = at
+        at += 1
+        for d in range(len(t.shape)):
+            strides[t.name, d] = at
+            at += 1
+    sizes = {name: at + i for i, name in enumerate(kernel.sizes)}
+    at += len(sizes)
+    scalars = {s.name: at + i for i, s in enumerate(kernel.scalars)}
+    return Slots(tensors, strides, sizes, scalars, at + len(scalars))
+
+
+def worker_names(kernel: Kernel) -> tuple[str, ...]:
+    """The exported workers in the order in which they must run."""
+    return tuple(f"aicf_worker_{i}" for i in range(len(kernel.summaries) + len(kernel.body)))
+
+
+def emit_module(kernel: Kernel, target: Target) -> tuple[str, Plan]:
+    """LLVM IR of `kernel` for `target`, and the layout of its buffers.
+
+    Raises ValueError for a kernel that breaks the rules of the IR (a statement outside `parallel`, an unknown name).
+    """
+    module = Module(target.lanes, target.registers)
+    layout = plan(kernel, target)
+    tiles = {t.name: t for s in statements(kernel.body) for t in (written(s),) if t is not None}
+    names = worker_names(kernel)
+    for name, summary in zip(names, kernel.summaries, strict=False):
+        _worker(module, name, kernel, target, layout, tiles, _summary_loops(kernel, summary), summary)
+    for name, s in zip(names[len(kernel.summaries) :], kernel.body, strict=True):
+        if not isinstance(s, Parallel):
+            raise ValueError(f"kernel {kernel.name}: {type(s).__name__} outside of parallel; only parallel statements stand at the top")
+        _worker(module, name, kernel, target, layout, tiles, s.loops, s)
+    _entry(module, names)
+    header = (f"kernel {kernel.name}", *kernel.header)
+    text = module.text(target.triple, header)
+    quoted = f'attributes #0 = {{ nounwind "target-cpu"="{target.cpu}" "target-features"="{target.features}" }}'
+    return text + "\n" + quoted + "\n", layout
+
+
+def _summary_loops(kernel: Kernel, s: Summary) -> tuple[Loop, ...]:
+    axis = kernel.axis(s.axis)
+    return (*s.outer, Loop(axis.origin, axis.extent, axis.tile))
+
+
+def _worker(
+    module: Module, name: str, kernel: Kernel, target: Target, layout: Plan, tiles: dict[str, Tile], loops: tuple[Loop, ...],
+    what: Parallel | Summary,
+) -> None:  # fmt: skip
+    """void worker(ptr words): thread number, then items until none is left."""
+    fn = Function(module, name, "ptr %words")
+    thread = fn.op(f"atomicrmw add ptr {fn.pointer('%words', THREAD, 'i64')}, i64 1 monotonic")
+    base = fn.op(f"load i64, ptr {fn.pointer('%words', BUFFERS, 'i64')}")
+    size = fn.op(f"load i64, ptr {fn.pointer('%words', STRIDE, 'i64')}")
+    buffer = fn.op(f"inttoptr i64 {fn.add(base, fn.mul(thread, size))} to ptr")
+    scope = _arguments(fn, kernel, target, layout, buffer)
+    counts = [_trips(loop, scope, tiles) for loop in loops]
+    total: I64 = 1
+    for count in counts:
+        total = fn.mul(total, count)
+    head, body, done = fn.new_label("take"), fn.new_label("item"), fn.new_label("done")
+    fn.jump(head)
+    fn.label(head)
+    item = fn.op(f"atomicrmw add ptr {fn.pointer('%words', ITEM, 'i64')}, i64 1 monotonic")
+    fn.do(f"br i1 {fn.compare('slt', item, total)}, label %{body}, label %{done}")
+    fn.label(body)
+    left: I64 = item
+    numbers: list[I64] = [0] * len(loops)
+    for i in reversed(range(len(loops))):
+        numbers[i] = left if i == 0 else fn.op(f"urem i64 {left}, {counts[i]}")
+        left = left if i == 0 else fn.op(f"udiv i64 {left}, {counts[i]}")
+    for loop, n in zip(loops, numbers, strict=True):
+        scope = scope.bind(loop.var.name, Value(str(fn.mul(n, loop.step)), "i64"))
+    if isinstance(what, Parallel):
+        emit_body(what.body, _views(kernel, scope, tiles, what), tiles)
+    else:
+        _summary(what, scope, tiles, numbers[-1])
+    fn.jump(head)
+    fn.label(done)
+    fn.do("ret void")
+
+
+def _trips(loop: Loop, scope: Scope, tiles: dict[str, Tile]) -> I64:
+    return scope.fn.ceil_div(scope.fn.maximum(number(loop.extent, scope, tiles), 0), loop.step)
+
+
+def _arguments(fn: Function, kernel: Kernel, target: Target, layout: Plan, buffer: str) -> Scope:
+    """The call's words as values."""
+    where = slots(kernel)
+
+    def word(i: int) -> str:
+        return fn.op(f"load i64, ptr {fn.pointer('%words', i, 'i64')}")
+
+    values: dict[str, Value] = {name: Value(word(i), "i64") for name, i in where.sizes.items()}
+    for s in kernel.scalars:
+        kind = held(s.dtype)
+        if s.dtype == "bool":
+            text = fn.op(f"icmp ne i64 {word(where.scalars[s.name])}, 0")
+        else:
+            text = fn.op(f"load {kind}, ptr {fn.pointer('%words', where.scalars[s.name], 'i64')}")
+        values[s.name] = Value(text, s.dtype)
+    tensors: dict[str, TensorRef] = {}
+    for t in kernel.tensors:
+        base = fn.op(f"inttoptr i64 {word(where.tensors[t.name])} to ptr")
+        strides: list[I64] = [1 if d == t.unit else word(where.strides[t.name, d]) for d in range(len(t.shape))]
+        tensors[t.name] = TensorRef(base, tuple(strides), t.dtype, t.unit, t.shape)
+    wild = {s.name for s in kernel.scalars} | {t.name for s in statements(kernel.body) for t in (written(s),) if t is not None}
+    return Scope(fn, kernel, layout, target, buffer, values, {}, tensors, frozenset(wild))
+
+
+def _views(kernel: Kernel, scope: Scope, tiles: dict[str, Tile], s: Parallel) -> Scope:
+    """The extent of every axis at the start of a work item. Streams set those of the axes that they walk."""
+    streamed = {t.axis for t in statements(s.body) if isinstance(t, Stream)}
+    for axis in kernel.axes:
+        if axis.name in streamed and axis.origin.name not in scope.values:
+            continue
+        extent = number(axis.extent, scope, tiles)
+        if axis.origin.name in scope.values:
+            fn = scope.fn
+            extent = fn.maximum(fn.sub(extent, scope.origin(axis.name)), 0)
+        scope = scope.see(axis.name, View(0, axis.tile, scope.fn.minimum(axis.tile, extent)))
+    return scope
+
+
+def _summary(s: Summary, scope: Scope, tiles: dict[str, Tile], tile: I64) -> None:
+    """One element of a summary: the extreme over the positions of one tile."""
+    fn, axis = scope.fn, scope.kernel.axis(s.axis)
+    left = fn.minimum(axis.tile, fn.sub(number(axis.extent, scope, tiles), scope.origin(s.axis)))
+    scope = scope.see(s.axis, View(0, axis.tile, left))
+    tensor = scope.tensors[s.param]
+    dtype = tensor.dtype if not is_float(tensor.dtype) or tensor.dtype == "f64" else "f32"
+    at = scalar_point(scope, tiles).evaluator()
+    kind = at.type(dtype, True)
+    total = fn.alloca(kind)
+    fn.do(f"store {kind} {at.literal(identity(s.op, dtype), dtype, True)}, ptr {total}")
+    shape = scope.plan.shapes[s.axis]
+    with fn.loop(0, fn.ceil_div(left, shape.chunk)) as block:
+        for word in range(shape.lanes // scope.target.lanes):
+            point = Point(scope, {}, s.axis, Slot(block, word), {})
+            inside = point.evaluator()
+            value = inside.widen(inside.convert(inside.value(s.value), dtype))
+            text, mask = value.text, point.mask()
+            if mask is not None:
+                neutral = at.literal(identity(s.op, dtype), dtype, True)
+                text = fn.op(f"select <{at.lanes} x i1> {mask}, {kind} {text}, {kind} {neutral}")
+            old = fn.op(f"load {kind}, ptr {total}")
+            fn.do(f"store {kind} {combined(inside, s.op, dtype, old, text, True)}, ptr {total}")
+    result = fold(at, s.op, dtype, [fn.op(f"load {kind}, ptr {total}")], True)
+    offset: I64 = fn.mul(tile, tensor.strides[-1])
+    for loop, stride in zip(s.outer, tensor.strides, strict=False):
+        offset = fn.add(offset, fn.mul(at.i64(loop.var), stride))
+    text, stored = to_stored(scope, Value(result, dtype), tensor.dtype, at)
+    fn.do(f"store {stored} {text}, ptr {fn.pointer(tensor.base, offset, stored)}")
+
+
+def _entry(module: Module, workers: tuple[str, ...]) -> None:
+    """void aicf_run(words, fork, threads)."""
+    fn = Function(module, ENTRY, "ptr %words, ptr %fork, i32 %threads")
+    for worker in workers:
+        for word in (ITEM, THREAD):
+            fn.do(f"store i64 0, ptr {fn.pointer('%words', word, 'i64')}")
+        alone, together, after = fn.new_label("alone"), fn.new_label("together"), fn.new_label("after")
+        fn.do(f"br i1 {fn.op('icmp sle i32 %threads, 1')}, label %{alone}, label %{together}")
+        fn.label(alone)
+        fn.do(f"call void @{worker}(ptr %words)")
+        fn.jump(after)
+        fn.label(together)
+        fn.do(f"call void %fork(ptr @{worker}, ptr %words, i32 %threads, i32 0)")
+        fn.jump(after)
+        fn.label(after)
+    fn.do("ret void")

@@ -1,0 +1,38 @@
+"""The little that code generation must know of a target: vector width and how many vector registers there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """`lanes` f32 lanes in a vector register, `registers` of them; triple, CPU and features as LLVM names them."""
+
+    triple: str
+    cpu: str
+    features: str
+    lanes: int
+    registers: int
+
+    @property
+    def columns(self) -> int:
+        """Columns of a packed panel: two vectors."""
+        return 2 * self.lanes
+
+    @property
+    def rows(self) -> int:
+        """Rows of the largest register tile: what two B vectors and one broadcast leave, in pairs of accumulators."""
+        return max(1, min((self.registers - 4) // 2, 14))
+
+
+def vector_shape(triple: str, features: str) -> tuple[int, int]:
+    """(f32 lanes, registers) for a feature string such as `+avx2,+fma`."""
+    on = {f[1:] for f in features.split(",") if f.startswith("+")}
+    if triple.startswith(("aarch64", "arm64")):
+        return 4, 32
+    if {"avx512f", "avx512vl", "avx512dq"} <= on:
+        return 16, 32
+    if "avx" in on:
+        return 8, 16
+    return 4, 16

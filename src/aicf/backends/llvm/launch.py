@@ -1,0 +1,117 @@
+"""Calling compiled code: arguments into an array of words, buffers from a pool, threads from `runtime.threads`."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from dataclasses import dataclass, field
+
+from aicf.backends.llvm.emit import Slots
+from aicf.backends.llvm.emit.module import BUFFERS, HEADER, STRIDE
+from aicf.kernel import Kernel
+from aicf.runtime.threads import fork_address, run_workers
+from aicf.scalar import DType, is_float
+
+_CODES: dict[DType, str] = {
+    "bool": "q", "u8": "B", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "f16": "f", "bf16": "f", "f32": "f", "f64": "d",
+}  # fmt: skip
+_ALIGN = 4096
+
+
+def scalar_word(value: float | int, dtype: DType) -> int:
+    """A scalar's bits in the low end of a 64-bit word (halves as f32)."""
+    number = float(value) if is_float(dtype) else int(value)
+    return int.from_bytes(struct.pack("<" + _CODES[dtype], number).ljust(8, b"\0"), "little", signed=True)
+
+
+@dataclass
+class Pool:
+    """Aligned working buffers by size, kept for the next call. Safe to use from several threads."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    free: dict[int, list[ctypes.Array[ctypes.c_char]]] = field(default_factory=dict)
+    keep: int = 4
+
+    def take(self, size: int) -> ctypes.Array[ctypes.c_char]:
+        with self.lock:
+            kept = self.free.get(size)
+            if kept:
+                return kept.pop()
+        return ctypes.create_string_buffer(size + _ALIGN)
+
+    def give(self, buffer: ctypes.Array[ctypes.c_char], size: int) -> None:
+        with self.lock:
+            kept = self.free.setdefault(size, [])
+            if len(kept) < self.keep:
+                kept.append(buffer)
+
+    def clear(self) -> None:
+        """Free all buffers that no call is using."""
+        with self.lock:
+            self.free.clear()
+
+
+POOL = Pool()
+
+
+class Launcher:
+    """Calls one compiled kernel. `entry` runs everything; `workers` are for runs without a shared thread pool."""
+
+    def __init__(self, kernel: Kernel, slots: Slots, entry: int, workers: tuple[int, ...], buffer: int) -> None:
+        self.kernel = kernel
+        self.slots = slots
+        self.workers = workers
+        # A page more keeps one thread's buffer from following another's at a power of two.
+        self.stride = -(-max(buffer, 64) // _ALIGN) * _ALIGN + 128
+        self.entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)(entry)
+
+    def words(
+        self, tensors: dict[str, tuple[int, tuple[int, ...]]], sizes: dict[str, int], scalars: dict[str, float | int]
+    ) -> list[int]:
+        """The call's words, buffers and counters still empty."""
+        words = [0] * self.slots.words
+        for t in self.kernel.tensors:
+            address, strides = tensors[t.name]
+            if len(strides) != len(t.shape):
+                raise ValueError(f"{t.name} has {len(strides)} strides, kernel {self.kernel.name} wants {len(t.shape)}")
+            if t.unit is not None and strides[t.unit] != 1:
+                raise ValueError(f"dimension {t.unit} of {t.name} has stride {strides[t.unit]}; kernel {self.kernel.name} was built for stride 1")
+            at = self.slots.tensors[t.name]
+            words[at] = address
+            words[at + 1 : at + 1 + len(strides)] = strides
+        for name, at in self.slots.sizes.items():
+            words[at] = sizes[name]
+        for s in self.kernel.scalars:
+            words[self.slots.scalars[s.name]] = scalar_word(scalars[s.name], s.dtype)
+        return words
+
+    def run(
+        self, tensors: dict[str, tuple[int, tuple[int, ...]]], sizes: dict[str, int], scalars: dict[str, float | int], threads: int
+    ) -> None:
+        """One call from dictionaries."""
+        self.call(self.words(tensors, sizes, scalars), threads)
+
+    def call(self, words: list[int], threads: int) -> None:
+        """One call from prepared words (see `words`); the list is not changed and may be used by several threads at once."""
+        threads = max(threads, 1)
+        size = self.stride * threads
+        buffer = POOL.take(size)
+        try:
+            # The array starts on a cache line, so that the counters have one of their own.
+            raw = ctypes.create_string_buffer(8 * len(words) + 64)
+            start = -(-ctypes.addressof(raw) // 64) * 64
+            array = (ctypes.c_int64 * len(words)).from_address(start)
+            array[:] = words
+            array[BUFFERS] = -(-ctypes.addressof(buffer) // _ALIGN) * _ALIGN
+            array[STRIDE] = self.stride
+            fork = fork_address() if threads > 1 else 0
+            if threads > 1 and fork == 0:
+                run_workers(self.workers, start, threads)
+            else:
+                self.entry(start, fork, threads)
+        finally:
+            POOL.give(buffer, size)
+
+
+__all__ = ["HEADER", "POOL", "Launcher", "scalar_word"]

@@ -1,0 +1,68 @@
+"""Threads for generated code: the process' own OpenMP pool when one is loaded, Python threads otherwise.
+
+PyTorch brings a libgomp whose threads are already running and pinned as the user wanted; starting a second pool beside it would
+oversubscribe the cores. `fork_address` is the address of its GOMP_parallel(fn, data, threads, flags).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from functools import cache
+
+_WORDS_ITEM, _WORDS_THREAD = 8, 9
+
+
+def loaded_library(stem: str) -> str | None:
+    """The path of an already loaded shared library whose file name starts with `stem`; None when there is none."""
+    try:
+        with open("/proc/self/maps") as maps:
+            paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "/" in line}
+    except OSError:
+        return None
+    found = sorted(p for p in paths if os.path.basename(p).startswith(stem))
+    # Of several, the one that PyTorch brought is the one whose threads are running.
+    return next((p for p in found if "torch" in p), found[0] if found else None)
+
+
+_FOUND: dict[str, int] = {}
+
+
+def fork_address() -> int:
+    """The address of GOMP_parallel in the loaded libgomp, 0 when there is none (looked for again until there is)."""
+    address = _FOUND.get("fork", 0)
+    if address == 0:
+        path = loaded_library("libgomp")
+        if path is not None:
+            address = ctypes.cast(ctypes.CDLL(path).GOMP_parallel, ctypes.c_void_p).value or 0
+            _FOUND["fork"] = address
+    return address
+
+
+@cache
+def _worker(address: int):
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+
+
+def run_workers(workers: tuple[int, ...], words: int, threads: int) -> None:
+    """Run each worker function on `threads` Python threads, one function after the other; foreign calls release the GIL."""
+    counters = (ctypes.c_int64 * 10).from_address(words)
+    for address in workers:
+        counters[_WORDS_ITEM] = 0
+        counters[_WORDS_THREAD] = 0
+        call = _worker(address)
+        started = [threading.Thread(target=call, args=(words,)) for _ in range(threads - 1)]
+        for thread in started:
+            thread.start()
+        call(words)
+        for thread in started:
+            thread.join()
+
+
+def default_threads() -> int:
+    """Threads to use when nobody says: what OpenMP was told, else the cores this process may run on."""
+    told = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if told.isdigit() and int(told) > 0:
+        return int(told)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
