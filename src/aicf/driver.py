@@ -1,0 +1,228 @@
+"""The whole pipeline on one page: a semantic graph in, executable regions and reasons out.
+
+    Semantic IR --AttentionPatternPass--> ExecutionRegion --StreamingLoweringPass--> StreamingRegion + TileRegion
+                --lower_to_kernel--> Kernel IR --build--> code
+
+Every attention that is seen ends as one of three: `streamed`; `declined`, when the cost model expects the unfused form to be faster;
+`refused`, when the meaning could not be kept or a limit is in the way. The last two have reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from aicf.backends import llvm
+from aicf.decide import Decision, decide
+from aicf.kernel import Kernel, Tile, print_kernel, statements, written
+from aicf.kernel.verifier import check_kernel
+from aicf.mcir import (
+    AttentionPatternPass,
+    LoweringRefused,
+    MCModule,
+    Refusal,
+    dump_module,
+    lower_attention_to_streaming,
+    validate_module,
+)
+from aicf.mcir.passes.streaming_lowering import derived, semantics
+from aicf.mcir.regions import Region
+from aicf.runtime.executable import ArrayRef, Executable, tile_counts
+from aicf.runtime.native import build_native
+from aicf.scalar import BYTES, Expr, integer, variables
+from aicf.schedule.schedule import Schedule
+from aicf.schedule.target import Target
+from aicf.semantic import Graph, Location, Node, print_node
+from aicf.streaming.recognise import Recognised
+
+Status = Literal["streamed", "declined", "refused"]
+STAGES = ("semantic", "mcir", "kernel", "llvm", "asm")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compile. `fuse`: "auto" lets the cost model decline, "always" streams whatever can be. `target`: a target's name or
+    value, this machine when None. `schedule`: decisions to keep, by name. `threads`: workers per kernel (all cores when None)."""
+
+    fuse: Literal["auto", "always"] = "auto"
+    target: Target | str | None = None
+    schedule: Mapping[str, Any] | str | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.fuse not in ("auto", "always"):
+            raise ValueError(f'fuse={self.fuse!r}: it is "auto" (let the cost model decide) or "always"')
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads={self.threads}: give at least 1, or None for all cores")
+
+
+@dataclass
+class RegionResult:
+    """What became of one attention: its status and reason, its place in the user's program, the source nodes whose tensors it reads
+    and makes, and, when streamed, its schedule and executable. `bytes_unfused`: the score-shaped tensors of the unfused form;
+    `bytes_streamed`: the working memory of the streamed one. `tiles`: empty, partial and full tiles of a call, None when they
+    depend on tensors that are not known."""
+
+    status: Status
+    reason: str
+    source: Location | None
+    name: str
+    mask: str | None = None
+    inputs: list[Node] = field(default_factory=list[Node])
+    outputs: list[Node] = field(default_factory=list[Node])
+    size_names: list[str] = field(default_factory=list[str])
+    executable: Executable | None = None
+    schedule: Schedule | None = None
+    tiles: dict[str, int] | None = None
+    bytes_unfused: int | None = None
+    bytes_streamed: int | None = None
+    region: Region | None = None
+    nodes: tuple[Node, ...] = ()
+
+    def dump(self, stage: str) -> str:
+        """The region at a stage: semantic, mcir, kernel, llvm or asm. ValueError for another stage, and for stages that a region
+        that is not streamed never reached."""
+        if stage not in STAGES:
+            raise ValueError(f"no stage {stage!r}: the stages are {', '.join(STAGES)}")
+        if stage == "semantic":
+            return "\n".join(print_node(n, locations=True) for n in self.nodes) + "\n"
+        if self.region is None or self.executable is None:
+            raise ValueError(f"{self.name} was {self.status} ({self.reason}), so there is no {stage} of it")
+        if stage == "mcir":
+            return dump_module(MCModule(regions=[self.region]), verbose=True) + "\n"
+        kernel = self.executable.kernel
+        if stage == "kernel":
+            return print_kernel(kernel)
+        built = llvm.build(kernel)
+        return built.llvm if stage == "llvm" else built.asm
+
+    def outline(self) -> str:
+        """The MCIR outline of a streamed region."""
+        return dump_module(MCModule(regions=[self.region] if self.region else []), outline=True)
+
+    def count_tiles(self, sizes: Mapping[str, int], tensors: Mapping[str, Any]) -> dict[str, int]:
+        """Empty, partial and full tiles of a call: `sizes` by source symbol, `tensors` as arrays by kernel name."""
+        assert self.executable is not None
+        return tile_counts(self.executable.kernel, self.executable.sizes(sizes), tensors)
+
+
+@dataclass
+class Compilation:
+    """All attentions of a graph, in order."""
+
+    graph: Graph
+    regions: list[RegionResult]
+
+
+def compile_graph(
+    graph: Graph,
+    options: Options | None = None,
+    anchors: Collection[Node] | None = None,
+    parameters: Collection[Node] = (),
+    hints: Mapping[str, int] | None = None,
+) -> Compilation:
+    """Finds, derives, schedules and prepares every attention of `graph`.
+
+    `anchors`: nodes whose tensors exist outside of regions (all when None); `parameters`: model weights; `hints`: likely values of
+    size symbols, for the cost model only. Code is built when a region first runs.
+    """
+    chosen = options or Options()
+    module = AttentionPatternPass(anchors, parameters)(graph)
+    validate_module(module, lowered=False)
+    results = [(_position(graph, r.name), _refused(r, hints or {})) for r in module.refusals]
+    for region in module.regions:
+        results.append((_position(graph, semantics(region).value.name), _compiled(region, chosen, hints or {})))
+    return Compilation(graph, [r for _, r in sorted(results, key=lambda t: t[0])])
+
+
+def _position(graph: Graph, name: str) -> int:
+    return next((k for k, n in enumerate(graph.nodes) if n.name == name), 0)
+
+
+def _refused(r: Refusal, hints: Mapping[str, int]) -> RegionResult:
+    reason = r.reason if r.guilty is None else f"{r.reason} (at {r.guilty})"
+    return RegionResult("refused", reason, r.source, r.name, bytes_unfused=_number(r.unfused_bytes, hints))
+
+
+def _number(e: Expr, hints: Mapping[str, int]) -> int | None:
+    known = {v.name: hints[v.name] for v in variables(e) if v.name in hints}
+    return integer(e, known) if len(known) == len(variables(e)) else None
+
+
+def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> RegionResult:
+    found = semantics(region)
+    result = RegionResult(
+        "refused", "", found.value.location, found.value.name, region.attrs.get("mask"), nodes=found.inside,
+        bytes_unfused=unfused(found, hints),
+    )  # fmt: skip
+    try:
+        program = derived(found)
+    except LoweringRefused as no:
+        result.reason = str(no)
+        return result
+    decision = decide(found, program, options.target, options.schedule, options.threads, hints)
+    result.schedule = decision.schedule
+    if options.fuse == "auto" and not decision.fuse:
+        result.status, result.reason = "declined", decision.reason
+        return result
+    lower_attention_to_streaming(region, decision.schedule)
+    validate_module(MCModule(regions=[region]))
+    executable = Executable(region, decision.schedule, build_native, decision.schedule.threads, _header(found, decision))
+    check_kernel(executable.kernel)
+    result.status, result.reason = "streamed", decision.reason
+    result.region, result.executable = region, executable
+    result.inputs = list(executable.binding.inputs.values())
+    result.outputs = list(executable.binding.outputs.values())
+    result.size_names = executable.symbols
+    result.bytes_streamed = working_bytes(executable.kernel) * decision.schedule.threads
+    result.tiles = _static_tiles(executable, hints)
+    return result
+
+
+def _header(found: Recognised, decision: Decision) -> tuple[str, ...]:
+    s = decision.schedule
+    return (
+        f"derived from {found.value.name}" + (f" at {found.value.location}" if found.value.location else ""),
+        f"schedule: {s.order}, tiles m {s.tile_m} n {s.tile_n} k {s.tile_k}, rows {s.rows}, kv_split {s.kv_split}",
+    )
+
+
+def unfused(found: Recognised, hints: Mapping[str, int]) -> int | None:
+    """Bytes of the score-shaped tensors that the unfused form has alive at once: the scores and what is made of them."""
+    total = 2 * BYTES[found.atoms[0].row.dtype if found.atoms else "f32"]
+    for v in (*found.batch, found.row, found.stream):
+        n = _number(found.extents[v], hints)
+        if n is None:
+            return None
+        total *= n
+    return total
+
+
+def working_bytes(kernel: Kernel) -> int:
+    """Bytes of tiles that one worker keeps."""
+    from_tiles = 0
+    for tile in {t.name: t for t in _tiles(kernel)}.values():
+        from_tiles += 4 * int(np.prod([kernel.axis(a).tile for a in tile.axes]))
+    return from_tiles
+
+
+def _tiles(kernel: Kernel) -> list[Tile]:
+    found = [written(s) for s in statements(kernel.body)]
+    return [t for t in found if t is not None]
+
+
+def _static_tiles(executable: Executable, hints: Mapping[str, int]) -> dict[str, int] | None:
+    """Tile counts when they follow from sizes alone."""
+    kernel = executable.kernel
+    if kernel.summaries or any(s not in hints for s in executable.symbols):
+        return None
+    try:
+        return tile_counts(kernel, executable.sizes(hints), {})
+    except KeyError:
+        return None
+
+
+__all__ = ["STAGES", "ArrayRef", "Compilation", "Options", "RegionResult", "compile_graph"]

@@ -1,0 +1,91 @@
+"""The kernel cache: object code by what it was made from, in memory and on disk.
+
+A key is a hash of the kernel's text, the target and the versions of everything that took part in making the code. A file holds a magic
+line, the hash of its content and the content; what does not check is rebuilt, never trusted. Files appear by an atomic rename, so any number
+of processes may fill one cache at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+FORMAT = b"aicf-object-1\n"
+
+
+def cache_dir() -> Path | None:
+    """Where compiled kernels are kept: $AICF_CACHE_DIR, else the user's cache directory; None when AICF_CACHE_DIR is set to
+    nothing, which turns the disk cache off."""
+    chosen = os.environ.get("AICF_CACHE_DIR")
+    if chosen is not None:
+        return Path(chosen) if chosen else None
+    base = os.environ.get("XDG_CACHE_HOME")
+    home = Path(base) if base else Path.home() / ".cache"
+    return home / "aicf"
+
+
+def key_of(*parts: str) -> str:
+    """The cache key of everything that the object code depends on."""
+    h = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        h.update(len(data).to_bytes(8, "little"))
+        h.update(data)
+    return h.hexdigest()
+
+
+def read(key: str) -> bytes | None:
+    """The object stored under `key`, or None when there is none or it does not check."""
+    path = _path(key)
+    if path is None:
+        return None
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    head = len(FORMAT) + 32
+    if not data.startswith(FORMAT) or hashlib.sha256(key.encode() + data[head:]).digest() != data[len(FORMAT) : head]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return None
+    return data[head:]
+
+
+def write(key: str, content: bytes) -> None:
+    """Stores an object. A cache that cannot be written is no error: the kernel is compiled again next time."""
+    path = _path(key)
+    if path is None:
+        return
+    digest = hashlib.sha256(key.encode() + content).digest()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(FORMAT + digest + content)
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+    except OSError:
+        return
+
+
+def fetch(key: str, make: Callable[[], bytes]) -> tuple[bytes, bool]:
+    """The object under `key`, made and stored when there is none; and whether it was there."""
+    found = read(key)
+    if found is not None:
+        return found, True
+    made = make()
+    write(key, made)
+    return made, False
+
+
+def _path(key: str) -> Path | None:
+    root = cache_dir()
+    return None if root is None else root / key[:2] / (key + ".o")

@@ -1,0 +1,170 @@
+"""An executable region: from addresses and strides of actual tensors to a launched kernel.
+
+The kernel is specialised on which dimension of each tensor is contiguous, and on nothing else that changes between calls: lengths,
+batches, heads and strides are arguments. A layout seen for the first time builds (or loads from the cache) its kernel once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from aicf.kernel import Kernel, Parallel, Stream, Summary, statements
+from aicf.kernel.lower import Binding, lower_to_kernel
+from aicf.mcir import Region
+from aicf.scalar import BYTES, evaluate, integer, variables
+from aicf.schedule.schedule import Schedule
+
+
+class ArrayRef(NamedTuple):
+    """A tensor in memory: address of its first element, shape, and strides in elements."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class Built(Protocol):
+    """A kernel that a backend made: what `aicf.backends.llvm.build` returns."""
+
+    llvm: str
+    asm: str
+
+    def run(
+        self,
+        tensors: Mapping[str, tuple[int, tuple[int, ...]]],
+        sizes: Mapping[str, int],
+        scalars: Mapping[str, float],
+        threads: int,
+    ) -> None: ...
+
+
+class Builder(Protocol):
+    """Makes (or fetches) the code of a kernel."""
+
+    def __call__(self, kernel: Kernel) -> Any: ...
+
+
+Layout = tuple[int | None, ...]
+
+
+@dataclass
+class Executable:
+    """A lowered region with its schedule, ready to run on tensors of any size of its class. Thread-safe."""
+
+    region: Region
+    schedule: Schedule
+    builder: Builder
+    threads: int
+    header: tuple[str, ...] = ()
+    _variants: dict[Layout, tuple[Kernel, Binding, Any]] = field(default_factory=dict[Layout, tuple[Kernel, Binding, Any]])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.kernel, self.binding = lower_to_kernel(self.region, self.schedule, header=self.header)
+        self.input_names = list(self.binding.inputs)
+        self.output_names = list(self.binding.outputs)
+        self.symbols = sorted({v.name for e in self.binding.sizes.values() for v in variables(e)})
+
+    def layout(self, inputs: Sequence[ArrayRef]) -> Layout:
+        """For each input the dimension that is contiguous, preferring the last; None when there is none."""
+        return tuple(_unit(a) for a in inputs)
+
+    def variant(self, layout: Layout) -> tuple[Kernel, Binding, Any]:
+        """The kernel for a layout, built on first use."""
+        found = self._variants.get(layout)
+        if found is None:
+            with self._lock:
+                found = self._variants.get(layout)
+                if found is None:
+                    units = dict(zip(self.input_names, layout, strict=True))
+                    kernel, binding = lower_to_kernel(self.region, self.schedule, units=units, header=self.header)
+                    found = self._variants[layout] = (kernel, binding, self.builder(kernel))
+        return found
+
+    def sizes(self, values: Mapping[str, int]) -> dict[str, int]:
+        """The kernel's sizes for values of the source graph's size symbols."""
+        return {name: integer(e, values) for name, e in self.binding.sizes.items()}
+
+    def run(self, inputs: Sequence[ArrayRef], outputs: Sequence[ArrayRef], sizes: Sequence[int] = ()) -> None:
+        """Computes `outputs` from `inputs` (in the order of `input_names`, `output_names`); `sizes` in the order of `symbols`."""
+        kernel, _, built = self.variant(self.layout(inputs))
+        bound = self.sizes(dict(zip(self.symbols, sizes, strict=True)))
+        tensors = {n: (a.address, a.strides) for n, a in zip(self.input_names, inputs, strict=True)}
+        tensors |= {n: (a.address, a.strides) for n, a in zip(self.output_names, outputs, strict=True)}
+        scratch = _scratch(kernel, bound)
+        tensors |= {n: (a.ctypes.data, tuple(s // a.itemsize for s in a.strides)) for n, a in scratch.items()}
+        built.run(tensors, bound, {}, self.threads)
+
+    def scratch_bytes(self, sizes: Mapping[str, int]) -> int:
+        """Bytes of scratch tensors in global memory for given kernel sizes."""
+        return sum(
+            BYTES[t.dtype] * int(np.prod([integer(d, sizes) for d in t.shape])) for t in self.kernel.tensors if t.role == "scratch"
+        )
+
+
+def _unit(a: ArrayRef) -> int | None:
+    for k in range(len(a.shape) - 1, -1, -1):
+        if a.strides[k] == 1 and a.shape[k] > 1:
+            return k
+    # Dimensions of one element have any stride; the last one counts as contiguous when nothing else does.
+    for k in range(len(a.shape) - 1, -1, -1):
+        if a.strides[k] == 1:
+            return k
+    return None
+
+
+def _scratch(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Any]:
+    kinds: dict[str, Any] = {"f32": np.float32, "i32": np.int32, "i64": np.int64, "f64": np.float64, "bool": np.bool_}
+    out: dict[str, Any] = {}
+    for t in kernel.tensors:
+        if t.role == "scratch":
+            out[t.name] = np.empty([integer(d, sizes) for d in t.shape], dtype=kinds.get(t.dtype, np.float32))
+    return out
+
+
+def tile_counts(kernel: Kernel, sizes: Mapping[str, int], tensors: Mapping[str, Any]) -> dict[str, int]:
+    """How many tiles of a call are empty, partial and full, by evaluating the kernel's own phase conditions over the grid of tiles.
+
+    `sizes`: kernel sizes; `tensors`: arrays by kernel name, needed when the mask reads per-token tensors.
+    """
+    (item,) = [s for s in kernel.body if isinstance(s, Parallel)][:1]
+    stream = next(s for s in statements(item.body) if isinstance(s, Stream))
+    arrays = dict(tensors)
+    for s in kernel.summaries:
+        arrays[s.param] = _summary(kernel, s, sizes, arrays)
+    loops = [(v.var.name, integer(v.extent, sizes), v.step) for v in item.loops]
+    step = kernel.axis(stream.axis).tile
+    keys = integer(kernel.axis(stream.axis).extent, sizes)
+    grid = np.meshgrid(*(np.arange(0, n, by) for _, n, by in loops), np.arange(0, keys, step), indexing="ij", sparse=True)
+    names = [*(name for name, _, _ in loops), stream.axis + "0"]
+    env: dict[str, Any] = {**{k: np.int64(v) for k, v in sizes.items()}, **dict(zip(names, grid, strict=True)), "skipping": np.int64(1)}
+    shape = np.broadcast_shapes(*(g.shape for g in grid))
+    left = np.ones(shape, dtype=bool)
+    low, high = (np.broadcast_to(evaluate(e, env, arrays), shape) for e in (stream.lo, stream.hi))
+    origin = np.broadcast_to(grid[-1], shape)
+    counts = {"empty": 0, "partial": 0, "full": 0}
+    outside = (origin < low) | (origin >= high)
+    counts["empty"] += int(outside.sum())
+    left &= ~outside
+    for phase in stream.phases:
+        holds = np.broadcast_to(evaluate(phase.when, env, arrays), shape) & left
+        counts[phase.name] += int(holds.sum())
+        left &= ~holds
+    return counts
+
+
+def _summary(kernel: Kernel, s: Summary, sizes: Mapping[str, int], arrays: Mapping[str, Any]) -> Any:
+    axis = kernel.axis(s.axis)
+    extent = integer(axis.extent, sizes)
+    outer = [integer(v.extent, sizes) for v in s.outer]
+    grid = np.meshgrid(*(np.arange(n) for n in outer), np.arange(extent), indexing="ij", sparse=True)
+    names = [*(v.var.name for v in s.outer), s.axis]
+    env: dict[str, Any] = {**{k: np.int64(v) for k, v in sizes.items()}, **dict(zip(names, grid, strict=True))}
+    values = np.broadcast_to(evaluate(s.value, env, arrays), (*outer, extent))
+    starts = np.arange(0, extent, axis.tile)
+    return (np.minimum if s.op == "min" else np.maximum).reduceat(values, starts, axis=-1)
