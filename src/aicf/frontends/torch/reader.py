@@ -1,0 +1,386 @@
+"""FX graph (ATen, from before autograd) -> Semantic graph.
+
+    %div = aten.div.Tensor(%matmul, 8.0)         %div = div(%matmul, 8.0) : f32[2, 4, 256, 256]
+    %softmax = aten.softmax.int(%div, -1)   ->   %softmax = softmax(%div) {axis=3}
+    %conv = aten.conv2d.default(%x, %w)          conv: an input, remembered as a boundary with its reason
+
+Every op is checked against PyTorch's own idea of its result (element type and shape); where the two differ, or an op is not
+covered, the result becomes an input of the Semantic graph and the rest is still read. What is read is always what FX computes.
+
+In-place ops are followed by storage: after `x.add_(1)` the node `x` (and whatever looks at the same elements in the same way)
+means the new value, and other views of that storage are unknown from there on. An `Anchor` says from when until when an FX node
+holds the tensor of a Semantic node.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from aicf.semantic import Graph, GraphBuilder, Node, TensorType, ancestors
+
+from . import ops_contract, ops_create, ops_elementwise, ops_index, ops_reduce, ops_views
+from .context import Args, Context, Handler
+from .locations import location_of, op_name
+from .symbols import Dims, Unreadable, from_symbolic, type_of
+
+HANDLERS: Mapping[str, Handler] = {
+    **ops_elementwise.OPS, **ops_views.OPS, **ops_create.OPS, **ops_index.OPS, **ops_reduce.OPS, **ops_contract.OPS,
+}  # fmt: skip
+FOREVER = 1 << 60
+_getitem = operator.getitem
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """The FX node `fx` holds a Semantic node's tensor from position `since` of the FX graph until position `until`."""
+
+    fx: torch.fx.Node
+    since: int
+    until: int = FOREVER
+
+
+@dataclass
+class Reading:
+    """What was read: the graph, where each Semantic node's tensor is found, why some nodes are inputs only."""
+
+    graph: Graph
+    anchors: dict[Node, list[Anchor]] = field(default_factory=dict[Node, list[Anchor]])
+    boundaries: dict[Node, str] = field(default_factory=dict[Node, str])
+    parameters: frozenset[Node] = frozenset()
+    sizes: dict[str, tuple[torch.fx.Node, int | None]] = field(default_factory=dict[str, tuple[torch.fx.Node, "int | None"]])
+    positions: dict[torch.fx.Node, int] = field(default_factory=dict[torch.fx.Node, int])
+    mutated: set[int] = field(default_factory=set[int])
+
+    @property
+    def fx_of(self) -> dict[Node, torch.fx.Node]:
+        """The first FX node that computes each Semantic node."""
+        return {node: found[0].fx for node, found in self.anchors.items()}
+
+
+def read(gm: torch.fx.GraphModule, parameters: Sequence[bool] = ()) -> Reading:
+    """Reads `gm`, whose nodes carry `meta["val"]` (fake tensors, as make_fx leaves them).
+
+    `parameters[k]` says that input k is a parameter or buffer. Never raises for an op that it does not know.
+    """
+    return _Reader(gm, parameters).run()
+
+
+def storage_of(value: Any) -> int | None:
+    """What identifies the memory of a (fake) tensor, or None."""
+    try:
+        return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _geometry(value: torch.Tensor) -> tuple[Any, ...]:
+    return (value.dtype, tuple(map(str, value.shape)), tuple(map(str, value.stride())), str(value.storage_offset()))
+
+
+class _Reader:
+    def __init__(self, gm: torch.fx.GraphModule, parameters: Sequence[bool]) -> None:
+        self.gm = gm
+        self.flags = parameters
+        self.b = GraphBuilder()
+        self.dims = Dims()
+        self.c = Context(self.b)
+        self.env: dict[torch.fx.Node, Any] = {}
+        self.unread: dict[torch.fx.Node, str] = {}
+        self.stale: dict[torch.fx.Node, int] = {}
+        self.origin: dict[Node, torch.fx.Node] = {}
+        self.by_storage: dict[int, list[torch.fx.Node]] = {}
+        self.changes: dict[int, list[int]] = {}
+        self.reading = Reading(self.b.graph)
+        self.here = 0
+
+    def run(self) -> Reading:
+        placeholders = 0
+        for self.here, node in enumerate(self.gm.graph.nodes):
+            self.reading.positions[node] = self.here
+            self.b.location = location_of(node)
+            self.c.fx = node
+            first = len(self.b.graph.nodes)
+            match node.op:
+                case "placeholder":
+                    self._placeholder(node, placeholders)
+                    placeholders += 1
+                case "get_attr":
+                    self._source(node, "")
+                case "call_function" | "call_method" | "call_module":
+                    self._call(node)
+                case "output":
+                    self._output(node)
+                case _:
+                    raise AssertionError(node.op)
+            for made in self.b.graph.nodes[first:]:
+                self.origin[made] = node
+        self._finish()
+        return self.reading
+
+    # ---------------------------------------------------------------- values
+
+    def _placeholder(self, node: torch.fx.Node, k: int) -> None:
+        value = node.meta.get("val")
+        self._source(node, "")
+        if isinstance(value, torch.SymInt):
+            name = str(value.node.expr)
+            if name.isidentifier():
+                self.reading.sizes.setdefault(name, (node, None))
+        elif isinstance(value, torch.Tensor):
+            if k < len(self.flags) and self.flags[k] and isinstance(self.env.get(node), Node):
+                self.reading.parameters |= {self.env[node]}
+            for axis, d in enumerate(value.shape):
+                if isinstance(d, torch.SymInt) and str(d.node.expr).isidentifier():
+                    self.reading.sizes.setdefault(str(d.node.expr), (node, axis))
+
+    def _source(self, node: torch.fx.Node, reason: str) -> None:
+        """`node` as an input of the Semantic graph."""
+        value = node.meta.get("val")
+        if value is None and node.op == "get_attr":
+            value = node.meta["val"] = _attribute(self.gm, str(node.target))
+        self._remember(node, value)
+        if not isinstance(value, torch.Tensor):
+            self.env[node] = None
+            return
+        try:
+            kind = type_of(value, self.dims)
+        except Unreadable as e:
+            self.unread[node] = str(e)
+            self.env[node] = None
+            return
+        made = self.b.input(node.name, kind.dtype, kind.shape)
+        if reason:
+            self.reading.boundaries[made] = reason
+        self._bind(node, made)
+
+    def _remember(self, node: torch.fx.Node, value: Any) -> None:
+        for x in value if isinstance(value, list | tuple) else (value,):
+            key = storage_of(x)
+            if key is not None and node not in self.by_storage.setdefault(key, []):
+                self.by_storage[key].append(node)
+
+    def _bind(self, node: torch.fx.Node, made: Node) -> None:
+        self.env[node] = made
+        self.reading.anchors.setdefault(made, []).append(Anchor(node, self.here))
+
+    def _value(self, x: Any) -> Any:
+        """An FX argument as handlers see it."""
+        if isinstance(x, list | tuple):
+            return [self._value(e) for e in x]
+        if isinstance(x, slice):
+            raise Unreadable("a Python slice")
+        if not isinstance(x, torch.fx.Node):
+            return x
+        value = x.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            return self.dims.expression(value)
+        if isinstance(value, torch.SymFloat | torch.SymBool):
+            return from_symbolic(value)
+        if isinstance(value, int | float):
+            return value
+        if x in self.stale:
+            self._refresh(x)
+        found = self.env.get(x)
+        if isinstance(found, Node) or (isinstance(found, list) and found):
+            return found
+        raise Unreadable(self.unread.get(x, f"{op_name(x)} gives no tensor that is supported"))
+
+    def _refresh(self, x: torch.fx.Node) -> None:
+        """A view whose storage was written through another: a new unknown."""
+        since = self.stale.pop(x)
+        kind = type_of(x.meta["val"], self.dims)
+        made = self.b.input(x.name, kind.dtype, kind.shape)
+        self.reading.boundaries[made] = "its storage is changed in place through another view"
+        self.origin[made] = x
+        self.env[x] = made
+        self.reading.anchors[made] = [Anchor(x, since)]
+
+    # ---------------------------------------------------------------- calls
+
+    def _call(self, node: torch.fx.Node) -> None:
+        value = node.meta.get("val")
+        self._remember(node, value)
+        if node.target is _getitem:
+            self._getitem(node)
+            return
+        written = self._written(node)
+        if not isinstance(value, torch.Tensor) and not (isinstance(value, list | tuple) and value):
+            self._mutate(written, None)
+            return
+        result: Any = None
+        try:
+            result = self._read_op(node, value)
+            reason = ""
+        except Unreadable as e:
+            reason = str(e)
+        except ValueError as e:  # a type rule of the Semantic IR: a shape that cannot be followed
+            reason = f"{op_name(node)} is not understood: {e}"
+        if isinstance(value, list | tuple):
+            self.env[node] = [r if isinstance(r, Node) else None for r in result] if reason == "" else None
+            self.unread[node] = reason
+            self._mutate(written, None)
+            return
+        if written:
+            self._mutate(written, result if isinstance(result, Node) else None)
+            if isinstance(result, Node) and node not in self.env:
+                self._bind(node, result)
+            elif node not in self.env:
+                self._source(node, reason)
+            return
+        if isinstance(result, Node):
+            self._bind(node, result)
+        else:
+            self.unread[node] = reason
+            self._source(node, reason)
+
+    def _getitem(self, node: torch.fx.Node) -> None:
+        source, k = node.args
+        assert isinstance(source, torch.fx.Node)
+        found = self.env.get(source)
+        if isinstance(found, list) and isinstance(k, int) and found[k] is not None and source not in self.stale:
+            self._bind(node, found[k])
+        elif isinstance(node.meta.get("val"), torch.Tensor) and node.users:
+            self._source(node, self.unread.get(source) or f"{op_name(source)}'s output {k} is not followed")
+
+    def _read_op(self, node: torch.fx.Node, value: Any) -> Any:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+            raise Unreadable(f"{op_name(node)} is not followed")
+        packet, overload = target._schema.name.partition("::")[2], target._schema.overload_name
+        functional = packet[:-1] if packet.endswith("_") and not packet.endswith("__") else packet
+        handler = HANDLERS.get(f"{functional}.{overload}") or HANDLERS.get(functional)
+        if handler is None or overload == "out":
+            raise Unreadable(f"{op_name(node)} is not followed")
+        many = isinstance(value, list | tuple)
+        self.c.out_types = [self._type_or_none(x) for x in (value if many else (value,))]
+        result = handler(self.c, self._arguments(target, node))
+        if not many:
+            if functional != packet and isinstance(result, Node):
+                # In place, the result is converted to the type of what it overwrites.
+                result = self.b.expand(self.b.cast(result, self.c.out.dtype), self.c.out.shape)
+            return self._checked(result, self.c.out, node)
+        return [None if r is None or t is None else self._checked(r, t, node) for r, t in zip(result, self.c.out_types, strict=True)]
+
+    def _type_or_none(self, value: Any) -> TensorType | None:
+        try:
+            return type_of(value, self.dims) if isinstance(value, torch.Tensor) else None
+        except Unreadable:
+            return None
+
+    def _checked(self, result: Any, kind: TensorType, node: torch.fx.Node) -> Node:
+        if not isinstance(result, Node) or result.type != kind:
+            got = result.type if isinstance(result, Node) else result
+            raise Unreadable(f"{op_name(node)} gives {kind} where {got} was expected")
+        return result
+
+    def _arguments(self, target: Any, node: torch.fx.Node) -> Args:
+        values: dict[str, Any] = {}
+        given = list(node.args)
+        for k, argument in enumerate(target._schema.arguments):
+            if k < len(given) and not argument.kwarg_only:
+                raw = given[k]
+            elif argument.name in node.kwargs:
+                raw = node.kwargs[argument.name]
+            else:
+                raw = argument.default_value if argument.has_default_value() else None
+            values[argument.name] = self._value(raw)
+        return Args(values)
+
+    # ---------------------------------------------------------------- in-place ops
+
+    def _written(self, node: torch.fx.Node) -> list[torch.fx.Node]:
+        """The FX nodes whose memory `node` writes."""
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+            return []
+        found: list[torch.fx.Node] = []
+        for k, argument in enumerate(target._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            raw = node.args[k] if k < len(node.args) and not argument.kwarg_only else node.kwargs.get(argument.name)
+            found += [x for x in (raw if isinstance(raw, list | tuple) else (raw,)) if isinstance(x, torch.fx.Node)]
+        return found
+
+    def _mutate(self, written: list[torch.fx.Node], result: Node | None) -> None:
+        for x in written:
+            value = x.meta.get("val")
+            key = storage_of(value)
+            if key is None or not isinstance(value, torch.Tensor):
+                continue
+            self.reading.mutated.add(key)
+            self.changes.setdefault(key, []).append(self.here)
+            for other in self.by_storage.get(key, []):
+                if self.reading.positions[other] > self.here:
+                    continue
+                seen = other.meta.get("val")
+                if result is not None and len(written) == 1 and isinstance(seen, torch.Tensor) and _geometry(seen) == _geometry(value):
+                    self.stale.pop(other, None)
+                    self._bind(other, result)
+                elif other in self.env or other in self.stale:
+                    self.env.pop(other, None)
+                    if isinstance(seen, torch.Tensor):
+                        self.stale[other] = self.here
+
+    # ---------------------------------------------------------------- the end
+
+    def _output(self, node: torch.fx.Node) -> None:
+        flat: list[Any] = []
+        torch.fx.node.map_arg(node.args, flat.append)
+        outputs: list[Node] = []
+        for x in flat:
+            try:
+                found = self._value(x)
+            except Unreadable:
+                continue
+            if isinstance(found, Node):
+                outputs.append(found)
+        self.b.output(*dict.fromkeys(outputs))
+
+    def _finish(self) -> None:
+        graph = self.b.graph
+        for node, found in self.reading.anchors.items():
+            self.reading.anchors[node] = [self._until(a) for a in found]
+        live = set(ancestors([*graph.outputs, *self.reading.anchors]))
+        graph.nodes[:] = [n for n in graph.nodes if n in live]
+        _rename(graph, self.reading.anchors, self.origin)
+
+    def _until(self, anchor: Anchor) -> Anchor:
+        ends = [FOREVER]
+        value = anchor.fx.meta.get("val")
+        key = storage_of(value)
+        if key is not None:
+            ends += [at for at in self.changes.get(key, ()) if at > anchor.since]
+        return Anchor(anchor.fx, anchor.since, min(ends))
+
+
+
+
+
+def _attribute(gm: torch.fx.GraphModule, target: str) -> Any:
+    found: Any = gm
+    for part in target.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _rename(graph: Graph, anchors: Mapping[Node, Sequence[Anchor]], origin: Mapping[Node, torch.fx.Node]) -> None:
+    """Names for people: what an FX node computes is called like it, the steps towards it after it and their op."""
+    used = {a.fx.name for found in anchors.values() for a in found}
+    taken: set[str] = set()
+    for node in graph.nodes:
+        own = anchors.get(node)
+        if own and own[0].fx.name not in taken:
+            name = own[0].fx.name
+        else:
+            base = f"{origin[node].name}_{node.op}" if node in origin else node.op
+            name, k = base, 1
+            while name in used or name in taken:
+                k += 1
+                name = f"{base}_{k}"
+        taken.add(name)
+        node.name = name

@@ -1,0 +1,64 @@
+"""Dynamo's module -> the same module as one flat ATen graph, from before autograd and decompositions.
+
+    %s = call_method masked_fill(%scores, %mask, -inf)   ->   %masked_fill = aten.masked_fill.Scalar(%scores, %mask, -inf)
+
+`softmax`, `matmul`, `dropout` and their like stay whole, sizes stay symbolic, and every node keeps the user's line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
+
+
+def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
+    """`gm` traced again on fakes of `inputs`; placeholders correspond one to one and keep Dynamo's sources.
+
+    Inside a Dynamo backend the fakes share Dynamo's size symbols; elsewhere all sizes are numbers. Raises whatever the trace
+    raises.
+    """
+    context = TracingContext.try_get()
+    shapes = context.fake_mode.shape_env if context is not None and context.fake_mode is not None else None
+    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    fakes = [_fake(mode, context, n, x) for n, x in zip(placeholders, inputs, strict=True)]
+
+    def run(*args: Any) -> Any:
+        return torch.fx.Interpreter(gm).run(*args)
+
+    with tracing(TracingContext(mode)), mode, preserve_node_meta():
+        traced = make_fx(run, pre_dispatch=True)(*fakes)
+    for old, new in zip(placeholders, [n for n in traced.graph.nodes if n.op == "placeholder"], strict=True):
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source
+        new._rename(plain_name(old.name))
+    traced.meta.update(gm.meta)
+    if hasattr(gm, "_param_name_to_source"):
+        traced._param_name_to_source = gm._param_name_to_source
+    traced.recompile()
+    return traced
+
+
+def _fake(mode: FakeTensorMode, context: TracingContext | None, node: torch.fx.Node, x: Any) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x
+    symbolic = context.tensor_to_context.get(x) if context is not None else None
+    source = getattr(node, "_dynamo_source", None)
+    if symbolic is None or source is None:
+        return mode.from_tensor(x, static_shapes=True)
+    return mode.from_tensor(x, source=source, symbolic_context=symbolic)
+
+
+def plain_name(name: str) -> str:
+    """Dynamo's name of an input as its author would write it: `l_self_modules_attn_parameters_weight_` -> `attn_weight`."""
+    text = re.sub(r"^l_+|_+$", "", name.lower())
+    text = re.sub(r"(^|_)(self|modules|parameters|buffers)(?=_|$)", "", text)
+    text = re.sub(r"_{2,}", "_", text).strip("_")
+    return text if text.isidentifier() else name
