@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from aicf.scalar import Call, DType, Expr, Var, call, cast, const, is_float, is_half, is_int, substitute, var, variables, walk
+from aicf.scalar import Call, Const, DType, Expr, Var, call, cast, const, is_float, is_half, is_int, substitute, var, variables, walk
 from aicf.scalar import show as show_expr
-from aicf.streaming.gauge import gauge_free
+from aicf.streaming.gauge import gauge_free, same_value
 from aicf.streaming.separate import (
     IDENTITY,
     RANK_LIMIT,
@@ -66,6 +66,7 @@ def derive(
             return NotSeparable(no.reason, no.where, r.name)
         name = var(r.name, "bool" if r.op in ("any", "all") else _wide(body.dtype, dtype))
         types[r.name] = name.dtype
+        value = cast(value, name.dtype)
         c.rho.add(name)
         done[r.name] = value
         if r.op != "sum" or isinstance(value, Var):
@@ -83,7 +84,7 @@ def derive(
         named: dict[Expr, Expr] = {v: done[name] for e in every for v in variables(e) if v.name == name}
         done = {n: substitute(e, named) for n, e in done.items() if n != name}
         results = {n: substitute(e, named) for n, e in results.items()}
-    return _assembled(state, done, results, stream, tuple(atoms))
+    return _assembled(state, done, _empty_rows(state, done, results), stream, tuple(atoms))
 
 
 def _check(cascade: Sequence[Reduction], outputs: Mapping[str, Expr], stream: Var, atoms: Sequence[Var]) -> None:
@@ -172,7 +173,7 @@ def _sum(s: _States, name: str, body: Expr) -> Expr:
     c = s.c
     dtype = body.dtype if is_int(body.dtype) else _wide(body.dtype, c.dtype)
     terms = separate(c, body, "terms")
-    parts = [_carried(s, name, t, dtype, len(terms) > 1) for t in terms]
+    parts = [_carried(s, name, t, dtype) for t in terms]
     if len({g for g, _, _ in parts}) > RANK_LIMIT:
         raise Refused(f"its rank is above the limit of {RANK_LIMIT}", body)
     if parts and all(_positive_sum(s, g, rest) for g, _, rest in parts):
@@ -187,7 +188,7 @@ def _positive_sum(s: _States, g: Var, rest: Term) -> bool:
     return rest.coef > 0 and not t.keep and all(n % 2 == 0 or positive(s.c, a) for a, n in t.powers + rest.powers)
 
 
-def _carried(s: _States, name: str, t: Term, dtype: DType, several: bool) -> tuple[Var, Term, Term]:
+def _carried(s: _States, name: str, t: Term, dtype: DType) -> tuple[Var, Term, Term]:
     """(the carried sum of the streamed factor of `t`, `t`, the factor that is hoisted)."""
     c = s.c
     streamed, hoisted = split(t, c.has_x)
@@ -213,11 +214,9 @@ def _carried(s: _States, name: str, t: Term, dtype: DType, several: bool) -> tup
     stabilisers = tuple((m.base.state.name, to_expr(m.p, c.dtype)) for m in matches)
     found = s.sums.get((body, stabilisers))
     if found is None:
-        number = sum(1 for x in s.sums.values() if x.name.startswith(f"G_{name}_")) if several else 0
-        label = f"G_{name}_{number}" if several else f"G_{name}"
         taken = {x.name for x in s.sums.values()}
-        while label in taken:
-            label += "_"
+        stem = f"G_{name}"
+        label = next(n for n in (stem, *(f"{stem}_{i}" for i in range(1, 1 + len(taken)))) if n not in taken)
         found = Sum(label, body, weight, value, stabilisers, _scale(c, matches), payload, dtype)
         s.sums[body, stabilisers] = found
         s.terms[found.state] = replace(t, coef=1.0, powers=streamed, rows=())
@@ -309,6 +308,49 @@ def _less(conditions: tuple[Expr, ...], condition: Expr) -> tuple[Expr, ...]:
     return tuple(k for k in conditions if k is not condition)
 
 
+# ------------------------------------------------------------------------------------------------ rows without elements
+
+
+def _empty_rows(s: _States, done: dict[str, Expr], results: dict[str, Expr]) -> dict[str, Expr]:
+    """Outputs that are as written also where an extremum is still the identity.
+
+    In a row whose scores are all -inf the source adds up `exp(-inf - -inf)`, which is NaN, where the carried sum is 0. Mostly
+    both end as NaN (0 / 0); an output for which they don't selects the source's value: `m + log(l)` is NaN there, not -inf.
+    """
+    out = dict(results)
+    for base, found in s.c.bases.items():
+        low = const(IDENTITY[found.op], base.dtype)
+        starts = _arguments(found.op, found.init)
+        if any(isinstance(x, Const) and x.value != low.value for x in starts):
+            continue  # it never is the identity
+        mine = [x.state for x in s.sums.values() if any(b == base.name for b, _ in x.stabilisers)]
+        identity: dict[Expr, Expr] = {x: const(low.value, x.dtype) for x in (base, *starts)}
+        zero = identity | {g: const(0, g.dtype) for g in mine}
+        nan = identity | {g: const(0 if s.terms[g].keep else float("nan"), g.dtype) for g in mine}
+        if mine:
+            for name, e in out.items():
+                whole = _inlined(done, e)
+                ours, source = substitute(whole, zero), substitute(whole, nan)
+                if not variables(whole).isdisjoint(mine) and not same_value(ours, source):
+                    written = const(float("nan"), e.dtype) if same_value(source, const(float("nan"), e.dtype)) else source
+                    out[name] = call("where", call("eq", base, low), written, e)
+    return out
+
+
+def _arguments(op: str, e: Expr | None) -> list[Expr]:
+    """The arguments of nested calls of `op`."""
+    if isinstance(e, Call) and e.fn in (op, "cast"):
+        return [x for a in e.args for x in _arguments(op, a)]
+    return [] if e is None else [e]
+
+
+def _inlined(done: dict[str, Expr], e: Expr) -> Expr:
+    """`e` in terms of states."""
+    for name in reversed(done):
+        e = substitute(e, {v: done[name] for v in variables(e) if v.name == name})
+    return e
+
+
 # ------------------------------------------------------------------------------------------------ the program
 
 
@@ -317,7 +359,6 @@ def _assembled(
 ) -> StreamProgram:
     """Only what the outputs need, in order; reductions that cost no further state stay for the reader."""
     everything = {**done, **results}
-    names = {name: var(name, e.dtype) for name, e in everything.items()}
     needed: set[str] = set()
     states: set[str] = set()
     stack = [results[name] for name in results]
@@ -339,12 +380,35 @@ def _assembled(
         if used & carried <= states and (used & set(done)) <= needed:
             needed.add(name)
     order = [n for n in done if n in needed] + [n for n in results if n not in done]
+    new = _short_names([b for b in s.c.bases if b.name in states])
+    put: dict[Expr, Expr] = {}
+    for b, n in new.items():
+        for head in ("B", "ref", "old"):
+            put[var(head + b.name[1:], b.dtype)] = var(head + n[1:], b.dtype)
     bases = tuple(
-        Base(b.name, f.op, f.body, f.init, var("ref" + b.name[1:], b.dtype), var("old" + b.name[1:], b.dtype))
-        for b, f in s.c.bases.items() if b.name in states
+        Base(n, f.op, f.body, f.init, var("ref" + n[1:], b.dtype), var("old" + n[1:], b.dtype))
+        for b, n in new.items() for f in (s.c.bases[b],)
     )  # fmt: skip
-    sums = tuple(x for x in s.sums.values() if x.name in states)
-    del names
-    p = StreamProgram(stream, atoms, bases, sums, {n: everything[n] for n in order}, tuple(results))
+    labels = {b.name: n for b, n in new.items()}
+    sums = tuple(
+        replace(
+            x, body=substitute(x.body, put), weight=substitute(x.weight, put),
+            scale=None if x.scale is None else substitute(x.scale, put),
+            stabilisers=tuple((labels[b], p) for b, p in x.stabilisers),
+        )
+        for x in s.sums.values() if x.name in states
+    )  # fmt: skip
+    finalize = {n: substitute(everything[n], put) for n in order}
+    p = StreamProgram(stream, atoms, bases, sums, finalize, tuple(results))
     free = gauge_free(p)
     return replace(p, bases=tuple(replace(b, gauge_free=b.name in free) for b in bases))
+
+
+def _short_names(bases: list[Var]) -> dict[Var, str]:
+    """Names of the extrema that are left: one whose first form was replaced (`max(B_m, sink)` is `B_m_1`) takes its name."""
+    out: dict[Var, str] = {}
+    for b in bases:
+        stem, _, number = b.name.rpartition("_")
+        free = number.isdigit() and stem not in out.values() and all(x.name != stem for x in bases)
+        out[b] = stem if free and stem.startswith("B_") else b.name
+    return out

@@ -47,6 +47,20 @@ def _is_free(p: StreamProgram, name: str) -> bool:
     return compared > 0
 
 
+def same_value(a: Expr, b: Expr) -> bool:
+    """Whether two expressions of inputs agree, NaN with NaN, at random values of what they read."""
+    if a is b:
+        return True
+    random = np.random.default_rng(2)
+    for _ in range(TRIALS):
+        tensors: dict[object, float] = {}
+        env = {v.name: _random(v, random) for v in sorted(variables(a) | variables(b), key=lambda v: v.name)}
+        one, other = (_value(e, env, tensors, random) for e in (a, b))
+        if not (one == other or (math.isnan(one) and math.isnan(other))):
+            return False
+    return True
+
+
 def _values(p: StreamProgram, random: np.random.Generator) -> dict[str, float]:
     """Random values of the states and of every input of the row."""
     exprs = [*p.finalize.values(), *(power for s in p.sums for _, power in s.stabilisers)]

@@ -35,7 +35,7 @@ class Base:
 
     Sums are kept relative to the reference `ref`: the extremum itself, 0 while it is still the identity. `gauge_free`:
     the outputs are the same for any other reference (theorem T4), so that it may lag behind or be fixed. `finalize` then
-    takes the reference in the extremum's place.
+    takes the reference in the extremum's place, save in comparisons with the identity, which are about the extremum.
     """
 
     name: str

@@ -1,0 +1,78 @@
+"""The whole text of three derived programs."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+from .cascades import S, T, V, derived, exp, log, p, r, reduction, row, softmax
+from .test_derive import sink_cascade
+
+
+def text(program: object) -> str:
+    return "\n" + str(program)
+
+
+def test_softmax_times_v() -> None:
+    got = derived([*softmax(), reduction("o", "sum", p() * V)], {"o": r("o")})
+    assert text(got) == dedent("""
+        stream j (atoms s)
+          base B_m : f64 = max of s, gauge free
+          sum G_l : f64 = sum of exp(s - ref_m), rescale exp(old_m - ref_m)
+          sum G_o[e] : f64 = sum of exp(s - ref_m) * V[j, e], rescale exp(old_m - ref_m)
+          let m = B_m
+          let l = G_l
+          out o = G_o / G_l
+    """)
+
+
+def test_attention_with_a_sink() -> None:
+    cascade, o = sink_cascade()
+    assert text(derived(cascade, {"o": o})) == dedent("""
+        stream j (atoms s)
+          base B_m : f64 = max of s, from sink[i], gauge free
+          sum G_l : f64 = sum of exp(s - ref_m), rescale exp(old_m - ref_m)
+          sum G_o[e] : f64 = sum of exp(s - ref_m) * V[j, e], rescale exp(old_m - ref_m)
+          let l = G_l
+          out o = G_o / (G_l + exp(sink[i] - B_m))
+    """)
+
+
+def test_differential_attention() -> None:
+    difference = p() - row("lam") * p(T, "m2", "l2")
+    got = derived([*softmax(), *softmax(T, "m2", "l2"), reduction("o", "sum", difference * V)], {"o": r("o")})
+    assert text(got) == dedent("""
+        stream j (atoms s, t)
+          base B_m : f64 = max of s, gauge free
+          base B_m2 : f64 = max of t, gauge free
+          sum G_l : f64 = sum of exp(s - ref_m), rescale exp(old_m - ref_m)
+          sum G_l2 : f64 = sum of exp(t - ref_m2), rescale exp(old_m2 - ref_m2)
+          sum G_o[e] : f64 = sum of exp(s - ref_m) * V[j, e], rescale exp(old_m - ref_m)
+          sum G_o_1[e] : f64 = sum of exp(t - ref_m2) * V[j, e], rescale exp(old_m2 - ref_m2)
+          let m = B_m
+          let l = G_l
+          let m2 = B_m2
+          let l2 = G_l2
+          out o = G_o / G_l - G_o_1 * lam[i] / G_l2
+    """)
+
+
+def test_entropy_beside_the_output() -> None:
+    logp = S - r("m") - log(r("l"))
+    cascade = [*softmax(), reduction("o", "sum", exp(logp) * V), reduction("H", "sum", exp(logp) * logp)]
+    assert text(derived(cascade, {"o": r("o"), "entropy": -r("H")})) == dedent("""
+        stream j (atoms s)
+          base B_m : f64 = max of s, gauge free
+          sum G_l : f64 = sum of exp(s - ref_m), rescale exp(old_m - ref_m)
+          sum G_o[e] : f64 = sum of exp(s - ref_m) * V[j, e], rescale exp(old_m - ref_m)
+          sum G_H : f64 = sum of exp(s - ref_m) * s, rescale exp(old_m - ref_m)
+          let m = B_m
+          let l = G_l
+          out o = G_o / G_l
+          let H = G_H / G_l - B_m - log(G_l)
+          out entropy = -H
+    """)
+
+
+def test_the_same_cascade_gives_the_same_text() -> None:
+    once, again = (str(derived([*softmax(), reduction("o", "sum", p() * V)], {"o": r("o")})) for _ in range(2))
+    assert once == again
