@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from aicf.scalar import DType, Expr, Load, Var, call, cast, const, evaluate, index, load, var
+from aicf.scalar import DType, Expr, Load, Var, call, cast, const, evaluate, index, is_float, load, var
 from aicf.streaming.derive import derive
 from aicf.streaming.program import combine, finalize, init, row_env, slice_env, step
 from aicf.streaming.stream_program import NotSeparable, Reduction, StreamProgram
@@ -63,7 +64,8 @@ class X:
 
 def fn(name: str, *args: X | Number) -> X:
     """The call of a scalar function; plain numbers take the type of the first expression."""
-    like: DType = next((a.e.dtype for a in args if isinstance(a, X) and a.e.dtype[0] in "fb" and a.e.dtype != "bool"), "f64")
+    floats: list[DType] = [a.e.dtype for a in args if isinstance(a, X) and is_float(a.e.dtype)]
+    like = floats[0] if floats else "f64"
     return X(call(name, *(a.e if isinstance(a, X) else const(a, like) for a in args)))
 
 
@@ -175,7 +177,7 @@ def parts(program: StreamProgram, d: Data, cuts: Sequence[int]) -> list[dict[str
     edges = [0, *cuts, len(d.env["j"])]
     start = init(program, row_values, d.tensors)
     return [
-        step(program, start, slice_env(program, d.env, lo, hi), d.tensors) for lo, hi in zip(edges, edges[1:], strict=False)
+        step(program, start, slice_env(program, d.env, lo, hi), d.tensors) for lo, hi in pairwise(edges)
     ]
 
 

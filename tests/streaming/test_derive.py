@@ -117,18 +117,11 @@ def test_a_refusal_names_the_guilty_subexpression(name: str) -> None:
     no = derived(cascade)
     assert isinstance(no, NotSeparable), str(no)
     assert no.reduction == guilty
-    assert show(no.where).replace("G_mu", "mu") in (where_, where_.replace("mu", "G_mu"), _with_value(where_))
+    assert show(no.where) == where_
     assert guilty in str(no) and show(no.where) in str(no)
 
 
-def _with_value(text: str) -> str:
-    return text.replace(" l", " G_l")
-
-
 def test_the_rank_has_a_limit() -> None:
-    total = X(const(1.0, "f64"))
-    for k in range(5):
-        total = total * (S + r("mu") + streamed("gamma") * (k + 1))
     no = derived([reduction("mu", "sum", S / N), reduction("z", "sum", (S + r("mu")) ** 8 * (T + r("mu")) ** 2)])
     assert isinstance(no, NotSeparable) and "rank" in no.reason
     assert isinstance(derived([reduction("mu", "sum", S / N), reduction("z", "sum", (S + r("mu")) ** 7)]), StreamProgram)
@@ -304,8 +297,7 @@ def test_softmax_wholly_in_half_precision() -> None:
         {"o": r("o", "bf16")},
     )
     assert isinstance(got, StreamProgram)
-    assert {b.dtype for b in got.bases} == {"f64"} or {b.dtype for b in got.bases} == {"f32"}
-    assert len(got.bases) == 1 and got.bases[0].gauge_free
+    assert [(b.dtype, b.gauge_free) for b in got.bases] == [("f64", True)]  # V is float64 here
 
 
 BOOLEANS: dict[str, Callable[[], Cascade]] = {
@@ -353,4 +345,4 @@ def test_malformed_cascades_are_errors_of_the_caller() -> None:
 
 def test_an_output_may_take_the_name_of_a_reduction() -> None:
     got = program([*softmax(), reduction("o", "sum", p() * V)], o=r("o") * 2.0, l=r("l"))
-    assert show(got.finalize["o"]) == "2.0 * (G_o / G_l)" or "2.0" in show(got.finalize["o"])
+    assert show(got.finalize["o"]) == "2.0 * (G_o / G_l)"

@@ -7,12 +7,12 @@ import pytest
 
 from .cascades import (
     INF,
-    J,
     ROWS,
+    Data,
+    J,
     S,
     T,
     V,
-    Data,
     X,
     check,
     data,
@@ -113,7 +113,8 @@ def _rows(kind: str) -> Data:
 
 
 KINDS = [
-    "row of -inf", "all rows -inf", "one NaN", "one +inf", "row of +inf", "tiles of -inf", "-inf then NaN", "very low", "very high",
+    "row of -inf", "all rows -inf", "one NaN", "one +inf", "row of +inf", "tiles of -inf", "-inf then NaN",
+    "very low", "very high",
 ]  # fmt: skip
 
 

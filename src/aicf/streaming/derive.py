@@ -13,7 +13,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from aicf.scalar import Call, Const, DType, Expr, Var, call, cast, const, is_float, is_half, is_int, substitute, var, variables, walk
+from aicf.scalar import (
+    Call,
+    Const,
+    DType,
+    Expr,
+    Var,
+    call,
+    cast,
+    const,
+    is_float,
+    is_half,
+    is_int,
+    substitute,
+    var,
+    variables,
+    walk,
+)
 from aicf.scalar import show as show_expr
 from aicf.streaming.gauge import gauge_free, same_value
 from aicf.streaming.separate import (
@@ -63,7 +79,8 @@ def derive(
         try:
             value = _reduction(state, r, body)
         except Refused as no:
-            return NotSeparable(no.reason, no.where, r.name)
+            named: dict[Expr, Expr] = {value: name for name, value in c.values.items() if isinstance(value, Var)}
+            return NotSeparable(no.reason, substitute(no.where, named), r.name)
         name = var(r.name, "bool" if r.op in ("any", "all") else _wide(body.dtype, dtype))
         types[r.name] = name.dtype
         value = cast(value, name.dtype)

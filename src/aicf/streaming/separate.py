@@ -29,7 +29,6 @@ from aicf.scalar import (
     is_half,
     promote,
     rebuild,
-    show,
     substitute,
     var,
     variables,
@@ -156,7 +155,6 @@ def _separate(c: Context, e: Expr, mode: Mode) -> list[Term]:
             case _:
                 pass
     if mixed:
-        assert isinstance(e, Call), show(e)
         return _mixed(c, e, mode)
     if rho:
         simpler = canon(c, e)
@@ -174,14 +172,10 @@ def _constant(e: Const) -> list[Term]:
 
 
 def _products(c: Context, e: Expr, a: list[Term], b: list[Term]) -> list[Term]:
-    out = merge(_guarded_product(c, s, t) for s in a for t in b)
+    out = merge(product(s, t) for s in a for t in b)
     if rank(c, out) > RANK_LIMIT:
         raise Refused(f"its rank is above the limit of {RANK_LIMIT}", e)
     return out
-
-
-def _guarded_product(c: Context, a: Term, b: Term) -> Term:
-    return product(a, b)
 
 
 def _reciprocal(c: Context, b: Expr) -> Term:
@@ -263,13 +257,15 @@ def _raise_e(c: Context, t: Term, where: Expr) -> Term:
     return Term(exponent=(t,))
 
 
-def _mixed(c: Context, e: Call, mode: Mode) -> list[Term]:
+def _mixed(c: Context, e: Expr, mode: Mode) -> list[Term]:
     """The rules for functions of expressions of both kinds that are not products or sums."""
+    if not isinstance(e, Call):
+        raise Refused("its place in a tensor mixes the streamed element and earlier reductions", e)
     match e.fn, e.args:
         case "cast", (a,):
             if is_float(e.dtype):
                 # The cast of a carried value is not linear; it is dropped, so that the value keeps the wider type.
-                return separate(c, _as_number(a), mode)
+                return separate(c, a, mode)
             raise Refused("a conversion to an integer that mixes the streamed element and earlier reductions", e)
         case "expm1", (a,):
             return separate(c, call("sub", call("exp", a), const(1, e.dtype)), mode)
@@ -288,14 +284,10 @@ def _mixed(c: Context, e: Call, mode: Mode) -> list[Term]:
             return separate(c, call("sqrt", a), mode)
         case "pow", (a, Const() as n) if n.value == -0.5:
             return separate(c, call("rsqrt", a), mode)
-        case "isnan" | "isinf" | "lt" | "le" | "gt" | "ge" | "eq" | "ne" | "and" | "or" | "not", _:
+        case "isnan" | "isinf" | "lt" | "le" | "gt" | "ge" | "eq" | "ne" | "and" | "or" | "not", _ if e.dtype == "bool":
             return separate(c, call("where", e, const(1, c.dtype), const(0, c.dtype)), mode)
         case _:
             raise Refused(f"{e.fn} of an expression that mixes the streamed element and earlier reductions", e)
-
-
-def _as_number(e: Expr) -> Expr:
-    return cast(e, "f32") if e.dtype == "bool" and not isinstance(e, Call) else e
 
 
 def _rank_one(c: Context, a: Expr, where: Expr) -> Term:
@@ -552,7 +544,8 @@ def extremum(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...] = ()) -> 
         return new_base(c, e, op, keep)
     if not c.has_x(e):
         return canon(c, e)
-    assert isinstance(e, Call), show(e)
+    if not isinstance(e, Call):
+        raise Refused("its place in a tensor mixes the streamed element and earlier reductions", e)
     opposite: Extremum = "min" if op == "max" else "max"
     match e.fn, e.args:
         case "cast", (a,) if is_float(e.dtype) and is_float(a.dtype):
