@@ -83,22 +83,23 @@ def alibi(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return scores.masked_fill(ahead > 0, float("-inf")).softmax(-1) @ v
 
 
+def _causal_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
 def sigmoid(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.sigmoid(_scores(q, k)) @ v
 
 
 CASES: tuple[Case, ...] = (
     Case("plain", "softmax(q k^T / sqrt(d)) v", plain, F.scaled_dot_product_attention),
-    Case("causal", "queries see themselves and the past", causal, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
-    Case(
-        "grouped", "causal, 4 query heads per key head", grouped,
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), kv_share=4,
-    ),
+    Case("causal", "queries see themselves and the past", causal, _causal_call),
+    Case("grouped", "causal, 4 query heads per key head", grouped, _causal_call, kv_share=4),
     Case("window", "causal, the last 256 keys only", window),
     Case("softcap", "causal, scores bounded by 30 tanh(s / 30)", softcap),
     Case("alibi", "causal, a slope per head by distance", alibi),
     Case("sigmoid", "sigmoid(q k^T / sqrt(d)) v, no softmax", sigmoid),
-)  # fmt: skip
+)
 
 
 def make_inputs(case: Case, size: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

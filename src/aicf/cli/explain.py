@@ -1,0 +1,41 @@
+"""`aicf explain`: what becomes of each attention in a function, and why."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+
+from aicf.cli.errors import NOT_STREAMED, OK, CommandError
+from aicf.cli.inputs import gather
+from aicf.cli.progress import say
+from aicf.cli.source import load_callable, split, where
+from aicf.frontends.torch import api
+
+
+def run(options: Namespace) -> int:
+    """Print the report. NOT_STREAMED when --require-streamed and an attention was not streamed, or none was found."""
+    report = make_report(options)
+    print(report)
+    if not options.require_streamed:
+        return OK
+    missed = [region for region in report.regions if region.status != "streamed"]
+    if not report.regions:
+        say("no attention was found, so nothing is streamed (--require-streamed)")
+    elif missed:
+        say(f"{len(missed)} of {len(report.regions)} regions are not streamed (--require-streamed)")
+    return OK if report.regions and not missed else NOT_STREAMED
+
+
+def make_report(options: Namespace) -> api.Report:
+    """The report on options.function with the inputs that the options give."""
+    fn = load_callable(options.function)
+    inputs = gather(options, fn, options.function)
+    say(f"compiling {options.function} for {inputs}")
+    began = time.perf_counter()
+    try:
+        report = api.explain(fn, *inputs.args, **dict(inputs.kwargs))
+    except Exception as e:
+        path, _ = split(options.function)
+        raise CommandError(f"{options.function} failed with {inputs}: {where(e, path)}{type(e).__name__}: {e}") from e
+    say(f"done in {time.perf_counter() - began:.1f} s")
+    return report

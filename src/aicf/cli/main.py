@@ -1,0 +1,135 @@
+"""The entry point: parse, load the command's module, run it, say errors in words.
+
+Exit codes: 0 done, 1 it could not be done (the last line of standard error says why), 2 the command was not understood,
+3 --require-streamed and something was not streamed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from aicf.cli.errors import FAILED, OK, CommandError
+from aicf.cli.progress import say
+
+STAGES = ("semantic", "mcir", "kernel", "llvm", "asm")
+
+_EXAMPLES = """\
+examples:
+  aicf explain model.py:attention --shape q=2x8x512x64 --shape k=2x8x512x64 --shape v=2x8x512x64
+  aicf explain model.py:Block --inputs make_inputs
+  aicf dump mcir model.py:attention --inputs make_inputs
+  aicf dump kernel model.py:attention --inputs make_inputs --diff mcir
+  aicf targets
+  aicf bench causal --size 1x8x2048x64
+"""
+
+_FUNCTION_HELP = """\
+inputs:
+  --shape q=2x8x512x64        a random float32 tensor for parameter q; once per tensor
+  --shape q=2x8x512x64:bf16   of another type (f16 bf16 f32 f64 i8 i16 i32 i64 u8 bool)
+  --value causal=True         a Python literal for a parameter that is no tensor
+  --inputs make_inputs        a function of the same file that returns a tuple of arguments or a dict of named ones
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    options = parser().parse_args(argv)
+    try:
+        code = importlib.import_module(f"aicf.cli.{options.command}").run(options)
+        sys.stdout.flush()
+        return code
+    except CommandError as e:
+        _trace(options)
+        say(f"error: {e}")
+    except ModuleNotFoundError as e:
+        package = (e.name or "").split(".")[0]
+        if package not in _EXTRAS:
+            raise
+        _trace(options)
+        say(f"error: this command needs {package}, which is not installed: pip install 'aicf[{_EXTRAS[package]}]'")
+    except KeyboardInterrupt:
+        say("stopped")
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) has seen enough; what Python still flushes at exit must go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    return FAILED
+
+
+_EXTRAS = {"torch": "torch", "llvmlite": "cpu", "triton": "gpu", "onnx": "onnx"}
+
+
+def _trace(options: argparse.Namespace) -> None:
+    if options.traceback:
+        traceback.print_exc()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole grammar of the command line."""
+    root = argparse.ArgumentParser(
+        prog="aicf",
+        description="Derives FlashAttention-like kernels from plain PyTorch code, and shows how.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = root.add_subparsers(dest="command", required=True, metavar="COMMAND").add_parser
+
+    explain = _command(add, "explain", "what becomes of each attention in a function, and why", _FUNCTION_HELP)
+    _function(explain)
+    explain.add_argument(
+        "--require-streamed", action="store_true", help="exit with 3 unless attention was found and all of it streams"
+    )
+
+    dump = _command(add, "dump", "the text of one stage of the compilation", _FUNCTION_HELP)
+    dump.add_argument("stage", choices=STAGES, help="which stage: " + ", ".join(STAGES), metavar="STAGE")
+    _function(dump)
+    dump.add_argument("--diff", metavar="PREV", help="show a unified diff from this stage or pass to STAGE")
+
+    _command(add, "targets", "what kernels are made for on this machine", "")
+
+    bench = _command(
+        add,
+        "bench",
+        "time compiled kernels against eager PyTorch, interleaved, best of many",
+        "Without names, all built-in cases run.\n",
+    )
+    bench.add_argument("case", nargs="*", help="built-in cases by name (--list shows them) or FILE.py:FUNCTION of q, k and v")
+    bench.add_argument(
+        "--size",
+        action="append",
+        default=[],
+        metavar="BxHxNxD",
+        help="batch, heads, sequence, head size; may be repeated (1x8x1024x64)",
+    )
+    bench.add_argument("--dtype", default="f32", help="element type (f32)")
+    bench.add_argument("--threads", type=int, metavar="N", help="threads for both sides (PyTorch's own number)")
+    bench.add_argument("--repeat", type=int, default=10, metavar="N", help="interleaved rounds (10)")
+    bench.add_argument("--list", action="store_true", help="list the built-in cases")
+    return root
+
+
+def _command(add: Callable[..., argparse.ArgumentParser], name: str, summary: str, epilog: str) -> argparse.ArgumentParser:
+    command = add(
+        name, help=summary, description=summary[0].upper() + summary[1:] + ".", epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    command.add_argument("--traceback", action="store_true", help="show where in Python an error came from")
+    return command
+
+
+def _function(command: argparse.ArgumentParser) -> None:
+    command.add_argument("function", metavar="FILE.py:FUNCTION", help="a function, or a module class made without arguments")
+    command.add_argument("--shape", action="append", default=[], metavar="NAME=SIZES", help="a random tensor for a parameter")
+    command.add_argument("--value", action="append", default=[], metavar="NAME=LITERAL", help="a value for a parameter")
+    command.add_argument("--inputs", metavar="FUNCTION", help="a function that returns the inputs")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Whole commands: what they print, where, and their exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aicf.cli.main import main
+
+MODEL = Path(__file__).parent / "model.py"
+SHAPES = ["--shape", "q=1x2x64x16", "--shape", "k=1x2x64x16", "--shape", "v=1x2x64x16"]
+
+needs_torch = pytest.mark.skipif(subprocess.run([sys.executable, "-c", "import torch"]).returncode != 0, reason="needs PyTorch")
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(argv)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_help_shows_examples_and_does_not_load_torch():
+    probe = "import sys; from aicf.cli.main import parser; print(parser().format_help()); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert "aicf dump kernel model.py:attention --inputs make_inputs --diff mcir" in done.stdout
+    assert done.stdout.endswith("False\n")
+
+
+@pytest.mark.parametrize("argv", [[], ["explain"], ["dump", "ptx", "f.py:f"], ["frobnicate"]])
+def test_what_is_not_understood_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: aicf")
+
+
+def test_targets_describes_this_machine(capsys: pytest.CaptureFixture[str]):
+    code, out, err = run(capsys, "targets")
+    assert code == 0 and err == ""
+    assert "L2" in out and "bits" in out
+
+
+@needs_torch
+def test_explain_prints_the_report_alone_on_stdout(capsys: pytest.CaptureFixture[str]):
+    code, out, err = run(capsys, "explain", f"{MODEL}:attention", *SHAPES, "--value", "causal=True")
+    assert code == 0
+    assert "streamed" in out and "aicf: " not in out
+    assert f"aicf: compiling {MODEL}:attention for q float32[1, 2, 64, 16]" in err
+
+
+@needs_torch
+def test_explain_a_module_class(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "explain", f"{MODEL}:Block", "--inputs", "make_inputs", "--require-streamed")
+    assert code == 0 and "streamed" in out
+
+
+@needs_torch
+@pytest.mark.parametrize("function", ["over_queries", "no_attention"])
+def test_require_streamed_exits_with_3(function: str, capsys: pytest.CaptureFixture[str]):
+    shapes = ["--shape", "x=4x4"] if function == "no_attention" else SHAPES
+    assert run(capsys, "explain", f"{MODEL}:{function}", *shapes)[0] == 0
+    code, _, err = run(capsys, "explain", f"{MODEL}:{function}", *shapes, "--require-streamed")
+    assert code == 3 and "(--require-streamed)" in err
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("stage", "word"),
+    [("semantic", "matmul"), ("mcir", "StreamingRegion("), ("kernel", "stream "), ("llvm", "define "), ("asm", "\n")],
+)
+def test_dump_every_stage(stage: str, word: str, capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "dump", stage, f"{MODEL}:attention", "--inputs", "make_inputs")
+    assert code == 0 and word in out
+
+
+@needs_torch
+def test_dump_diff(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "dump", "mcir", f"{MODEL}:attention", "--inputs", "make_inputs", "--diff", "semantic")
+    assert code == 0
+    assert out.startswith("--- semantic\n+++ mcir\n@@ ")
+    _, out, _ = run(capsys, "dump", "mcir", f"{MODEL}:attention", "--inputs", "make_inputs", "--diff", "mcir")
+    assert out == "mcir and mcir are the same text\n"
+    code, _, err = run(capsys, "dump", "mcir", f"{MODEL}:attention", "--inputs", "make_inputs", "--diff", "soup")
+    assert code == 1 and "aicf: error: there is no stage 'soup' to dump" in err
+
+
+@needs_torch
+def test_wrong_shapes_are_said_with_the_users_line(capsys: pytest.CaptureFixture[str]):
+    shapes = ["--shape", "q=1x2x64x16", "--shape", "k=1x2x64x8", "--shape", "v=1x2x64x16"]
+    code, out, err = run(capsys, "explain", f"{MODEL}:attention", *shapes)
+    assert code == 1 and out == ""
+    assert "k float32[1, 2, 64, 8]" in err and "Traceback" not in err
+
+
+@needs_torch
+def test_errors_are_one_line_unless_a_traceback_is_asked_for(capsys: pytest.CaptureFixture[str]):
+    code, out, err = run(capsys, "explain", "missing.py:f")
+    assert (code, out) == (1, "")
+    assert err.startswith("aicf: error: there is no file missing.py") and err.count("\n") == 1
+    assert "Traceback" in run(capsys, "explain", "missing.py:f", "--traceback")[2]
+
+
+@needs_torch
+def test_bench_prints_one_row_per_case_and_size(capsys: pytest.CaptureFixture[str]):
+    code, out, err = run(
+        capsys, "bench", "causal", "--size", "1x2x64x16", "--size", "1x2x96x16", "--repeat", "1", "--threads", "1"
+    )
+    assert code == 0, err
+    rows = [line.split()[:2] for line in out.splitlines()[:3]]
+    assert rows == [["case", "BxHxNxD"], ["causal", "1x2x64x16"], ["causal", "1x2x96x16"]]
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["casual"], "there is no case 'casual'; there are plain, causal, "),
+        (["causal", "--size", "8x64"], "--size 8x64: write batch x heads x sequence x head size"),
+        (["causal", "--dtype", "f12"], "--dtype f12: use one of f16, "),
+        (["causal", "--repeat", "0"], "--repeat 0: at least one round is needed"),
+        (["causal", "--threads", "0"], "--threads 0: at least one thread is needed"),
+    ],
+)
+def test_bench_refuses_in_words(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]):
+    code, out, err = run(capsys, "bench", *argv)
+    assert code == 1 and out == "" and words in err
+
+
+@needs_torch
+def test_bench_lists_its_cases(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "bench", "--list")
+    assert code == 0 and out.splitlines()[0].split()[0] == "plain"
+
+
+@needs_torch
+def test_a_reader_that_leaves_early_is_no_error():
+    dump = f"{sys.executable} -m aicf.cli.main dump asm {MODEL}:attention --inputs make_inputs"
+    command = f"{dump} | head -n 1 >/dev/null; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0 and "BrokenPipe" not in done.stderr, done.stderr
