@@ -15,8 +15,7 @@ from functools import cache
 import llvmlite.binding as llvm
 
 from aicf.backends.llvm.emit import Slots, Target, emit_module, slots, vector_shape, worker_names
-from aicf.backends.llvm.emit.layout import plan
-from aicf.backends.llvm.emit.module import ENTRY
+from aicf.backends.llvm.emit.module import ENTRY, buffer_bytes
 from aicf.backends.llvm.launch import Launcher
 from aicf.kernel import Kernel
 
@@ -26,12 +25,10 @@ _LIBRARY = ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "erf", "sin"
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel ready to run. `asm` and `llvm` are empty when it was loaded from an object."""
+    """A kernel ready to run; `object` is all that need be kept of it."""
 
     kernel: Kernel
     target: Target
-    llvm: str
-    asm: str
     object: bytes
     launcher: Launcher
     engine: object
@@ -44,6 +41,17 @@ class Compiled:
         Raises KeyError for a missing argument and ValueError for a stride that contradicts the kernel's `unit`.
         """
         self.launcher.run(tensors, sizes, scalars, threads)
+
+
+    @property
+    def llvm(self) -> str:
+        """The LLVM IR, as emitted."""
+        return emit_module(self.kernel, self.target)
+
+    @property
+    def asm(self) -> str:
+        """The assembly; compiled again, since nobody needs it but people."""
+        return compile_text(self.llvm, self.target, assembly=True).decode()
 
 
 @cache
@@ -80,8 +88,8 @@ def _machine(target: Target) -> llvm.TargetMachine:
     return made.create_target_machine(cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="small")
 
 
-def compile_text(text: str, target: Target) -> tuple[str, str, bytes]:
-    """(optimised IR, assembly, object) of a module."""
+def compile_text(text: str, target: Target, *, assembly: bool = False) -> bytes:
+    """The object (or assembly text) of a module. Raises RuntimeError with LLVM's message when the text is no valid module."""
     machine = _machine(target)
     module = llvm.parse_assembly(text)
     module.verify()
@@ -91,12 +99,12 @@ def compile_text(text: str, target: Target) -> tuple[str, str, bytes]:
     options.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
-    return str(module), machine.emit_assembly(module), machine.emit_object(module)
+    return machine.emit_assembly(module).encode() if assembly else machine.emit_object(module)
 
 
 def emit(kernel: Kernel, triple: str | None = None, cpu: str | None = None, features: str | None = None) -> str:
     """LLVM IR of `kernel` before optimisation, for this processor or for another."""
-    return emit_module(kernel, _chosen(triple, cpu, features))[0]
+    return emit_module(kernel, _chosen(triple, cpu, features))
 
 
 def _chosen(triple: str | None, cpu: str | None, features: str | None) -> Target:
@@ -109,24 +117,19 @@ def _chosen(triple: str | None, cpu: str | None, features: str | None) -> Target
 def build(kernel: Kernel, cpu: str | None = None, features: str | None = None) -> Compiled:
     """Compile `kernel` for this processor, or for another CPU or feature set of the same family."""
     target = _chosen(None, cpu, features)
-    text, layout = emit_module(kernel, target)
-    _, asm, code = compile_text(text, target)
-    launcher, engine = _linked(kernel, code, target, layout.bytes)
-    return Compiled(kernel, target, text, asm, code, launcher, engine)
+    return _linked(kernel, compile_text(emit_module(kernel, target), target), target)
 
 
 def load(kernel: Kernel, code: bytes, cpu: str | None = None, features: str | None = None) -> Compiled:
     """A compiled kernel from the object bytes that `build` made for the same kernel and target."""
-    target = _chosen(None, cpu, features)
-    launcher, engine = _linked(kernel, code, target, plan(kernel, target).bytes)
-    return Compiled(kernel, target, "", "", code, launcher, engine)
+    return _linked(kernel, code, _chosen(None, cpu, features))
 
 
-def _linked(kernel: Kernel, code: bytes, target: Target, buffer: int) -> tuple[Launcher, object]:
+def _linked(kernel: Kernel, code: bytes, target: Target) -> Compiled:
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(target))
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     entry = engine.get_function_address(ENTRY)
     workers = tuple(engine.get_function_address(name) for name in worker_names(kernel))
     where: Slots = slots(kernel)
-    return Launcher(kernel, where, entry, workers, buffer), engine
+    return Compiled(kernel, target, code, Launcher(kernel, where, entry, workers, buffer_bytes(kernel, target)), engine)

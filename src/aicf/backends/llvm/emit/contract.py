@@ -91,9 +91,8 @@ def _steps(
     with fn.loop(0, fn.ceil_div(y_view.valid, y_shape.chunk)) as block:
         for word in range(0, words, wide):
             vectors = min(wide, words - word)
-            most = target.rows if vectors * (1 if element == "float" else 2) == 2 else target.rows
             at_y = Index(block, word * target.lanes)
-            _rows(s, r, a, b, c, scope, where, first, steps, start, element, vectors, most, at_y)
+            _rows(s, r, a, b, c, scope, where, first, steps, start, element, vectors, target.rows, at_y)
 
 
 def _rows(

@@ -123,14 +123,14 @@ def axis_shapes(kernel: Kernel, target: Target) -> dict[str, AxisShape]:
 
 
 def local_axes(kernel: Kernel) -> dict[str, frozenset[str]]:
-    """For every tile the axes of whose register blocks it holds one only: written first inside `rows`."""
+    """For every tile the axes of whose register blocks it holds one only: never written outside `rows` of that axis."""
     found: dict[str, frozenset[str]] = {}
 
     def visit(body: tuple[Stmt, ...], rows: frozenset[str]) -> None:
         for s in body:
             tile = written(s)
-            if tile is not None and tile.name not in found:
-                found[tile.name] = rows & frozenset(tile.axes)
+            if tile is not None:
+                found[tile.name] = found.get(tile.name, frozenset(tile.axes)) & rows
             inside = rows | {s.axis} if isinstance(s, Rows) else rows
             for nested in inner(s):
                 visit(nested, inside)
@@ -139,15 +139,21 @@ def local_axes(kernel: Kernel) -> dict[str, frozenset[str]]:
     return found
 
 
-def plan(kernel: Kernel, target: Target) -> Plan:
-    """Vector axes and places of all tiles of `kernel`."""
-    shapes = axis_shapes(kernel, target)
-    local = local_axes(kernel)
+def tiles_of(kernel: Kernel) -> dict[str, Tile]:
+    """The tiles of a kernel with one `parallel` statement, by name. Raises ValueError when a name stands for two."""
     tiles: dict[str, Tile] = {}
     for s in statements(kernel.body):
         tile = written(s)
-        if tile is not None:
-            tiles.setdefault(tile.name, tile)
+        if tile is not None and tiles.setdefault(tile.name, tile) != tile:
+            raise ValueError(f"kernel {kernel.name}: tile {tile.name} is written as {tile} and as {tiles[tile.name]}")
+    return tiles
+
+
+def plan(kernel: Kernel, target: Target) -> Plan:
+    """Vector axes and places of all tiles of a kernel with one `parallel` statement."""
+    shapes = axis_shapes(kernel, target)
+    local = local_axes(kernel)
+    tiles = tiles_of(kernel)
     first, panels = vector_axes(kernel, tiles)
     plain = used_plainly(kernel, panels)
     steps = {s.axis: s.step for s in statements(kernel.body) if isinstance(s, Rows)}

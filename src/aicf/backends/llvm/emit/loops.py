@@ -11,7 +11,7 @@ from aicf.backends.llvm.emit.scope import Scope, View
 from aicf.backends.llvm.emit.text import I64
 from aicf.backends.llvm.emit.values import Value
 from aicf.kernel import Contract, Fill, LoadTile, Map, Parallel, Phase, Reduce, Retry, Rows, Stmt, StoreTile, Stream, Tile
-from aicf.scalar import Const, Expr
+from aicf.scalar import Const, Expr, is_int
 
 
 def emit_body(body: tuple[Stmt, ...], scope: Scope, tiles: dict[str, Tile]) -> None:
@@ -26,7 +26,7 @@ def emit_body(body: tuple[Stmt, ...], scope: Scope, tiles: dict[str, Tile]) -> N
     for s in body:
         if isinstance(s, Map | Reduce | Fill):
             run.append(s)
-        elif isinstance(s, Contract) and roles(s, scope.plan) is None:
+        elif isinstance(s, Contract) and (roles(s, scope.plan) is None or is_int(s.tile.dtype)):
             run.extend(as_reduce(s))
         else:
             flush()

@@ -213,23 +213,32 @@ class Maths:
         below = self.select(self.compare("olt", x, zero), self.splat(-1.0), x)
         return self.select(self.compare("ogt", x, zero), self.splat(1.0), below)
 
-    def mod(self, a: str, b: str) -> str:
-        """The remainder with the sign of the divisor."""
+    def _remainder(self, a: str, b: str) -> tuple[str, str]:
+        """(fmod(a, b), whether it must be moved to the sign of the divisor)."""
         r = self.library("fmod", a, b)
         zero = self.splat(0.0)
         nonzero = self.compare("one", r, zero)
         opposite = self.fn.op(f"xor {self.bools} {self.compare('olt', r, zero)}, {self.compare('olt', b, zero)}")
-        fix = self.fn.op(f"and {self.bools} {nonzero}, {opposite}")
-        fixed = self.select(fix, self.add(r, b), r)
+        return r, self.fn.op(f"and {self.bools} {nonzero}, {opposite}")
+
+    def mod(self, a: str, b: str) -> str:
+        """The remainder with the sign of the divisor."""
+        r, moved = self._remainder(a, b)
+        zero = self.splat(0.0)
+        fixed = self.select(moved, self.add(r, b), r)
         return self.select(self.compare("oeq", r, zero), self.intrinsic("copysign", zero, b), fixed)
 
     def floordiv(self, a: str, b: str) -> str:
-        """floor(a / b) of the exact quotient, by way of the exact remainder; a / b itself where b is 0."""
-        quotient = self.div(self.sub(a, self.mod(a, b)), b)
+        """floor of the exact quotient, by way of the exact remainder; a / b itself where b is 0."""
+        r, moved = self._remainder(a, b)
+        quotient = self.div(self.sub(a, r), b)
+        quotient = self.select(moved, self.sub(quotient, self.splat(1.0)), quotient)
         nearest = self.intrinsic("floor", quotient)
         up = self.compare("ogt", self.sub(quotient, nearest), self.splat(0.5))
         whole = self.select(up, self.add(nearest, self.splat(1.0)), nearest)
-        return self.select(self.compare("oeq", b, self.splat(0.0)), self.div(a, b), whole)
+        plain = self.div(a, b)
+        whole = self.select(self.compare("oeq", quotient, self.splat(0.0)), self.intrinsic("copysign", whole, plain), whole)
+        return self.select(self.compare("oeq", b, self.splat(0.0)), plain, whole)
 
 
 def per_lane(module: Module, scalar: str, element: str, lanes: int, arity: int) -> str:

@@ -11,11 +11,11 @@ A worker takes a thread number, then work items until there are none. The entry 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aicf.backends.llvm.emit.elementwise import fold, identity
 from aicf.backends.llvm.emit.expressions import combined
-from aicf.backends.llvm.emit.layout import Plan, plan
+from aicf.backends.llvm.emit.layout import Plan, plan, tiles_of
 from aicf.backends.llvm.emit.loops import emit_body, number, scalar_point
 from aicf.backends.llvm.emit.points import Point, Slot, to_stored
 from aicf.backends.llvm.emit.scope import Scope, TensorRef, View
@@ -63,26 +63,39 @@ def worker_names(kernel: Kernel) -> tuple[str, ...]:
     return tuple(f"aicf_worker_{i}" for i in range(len(kernel.summaries) + len(kernel.body)))
 
 
-def emit_module(kernel: Kernel, target: Target) -> tuple[str, Plan]:
-    """LLVM IR of `kernel` for `target`, and the layout of its buffers.
+def plans(kernel: Kernel, target: Target) -> list[tuple[Kernel, Plan]]:
+    """For each summary and each `parallel` statement, in this order: the kernel of that statement alone, and its layouts.
+
+    Raises ValueError for a statement outside of `parallel`.
+    """
+    for s in kernel.body:
+        if not isinstance(s, Parallel):
+            raise ValueError(f"kernel {kernel.name}: {type(s).__name__} outside of parallel; only parallel statements stand at the top")
+    alone = [replace(kernel, body=())] * len(kernel.summaries) + [replace(kernel, body=(s,)) for s in kernel.body]
+    return [(k, plan(k, target)) for k in alone]
+
+
+def buffer_bytes(kernel: Kernel, target: Target) -> int:
+    """Bytes of working buffer that a thread needs."""
+    return max((p.bytes for _, p in plans(kernel, target)), default=0)
+
+
+def emit_module(kernel: Kernel, target: Target) -> str:
+    """LLVM IR of `kernel` for `target`.
 
     Raises ValueError for a kernel that breaks the rules of the IR (a statement outside `parallel`, an unknown name).
     """
     module = Module(target.lanes, target.registers)
-    layout = plan(kernel, target)
-    tiles = {t.name: t for s in statements(kernel.body) for t in (written(s),) if t is not None}
     names = worker_names(kernel)
-    for name, summary in zip(names, kernel.summaries, strict=False):
-        _worker(module, name, kernel, target, layout, tiles, _summary_loops(kernel, summary), summary)
-    for name, s in zip(names[len(kernel.summaries) :], kernel.body, strict=True):
-        if not isinstance(s, Parallel):
-            raise ValueError(f"kernel {kernel.name}: {type(s).__name__} outside of parallel; only parallel statements stand at the top")
-        _worker(module, name, kernel, target, layout, tiles, s.loops, s)
+    for name, what, (alone, layout) in zip(names, (*kernel.summaries, *kernel.body), plans(kernel, target), strict=True):
+        assert isinstance(what, Summary | Parallel)
+        loops = what.loops if isinstance(what, Parallel) else _summary_loops(kernel, what)
+        _worker(module, name, alone, target, layout, tiles_of(alone), loops, what)
     _entry(module, names)
     header = (f"kernel {kernel.name}", *kernel.header)
     text = module.text(target.triple, header)
     quoted = f'attributes #0 = {{ nounwind "target-cpu"="{target.cpu}" "target-features"="{target.features}" }}'
-    return text + "\n" + quoted + "\n", layout
+    return text + "\n" + quoted + "\n"
 
 
 def _summary_loops(kernel: Kernel, s: Summary) -> tuple[Loop, ...]:
