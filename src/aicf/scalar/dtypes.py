@@ -52,7 +52,7 @@ def promote(a: DType, b: DType) -> DType:
         return "f32"
     if {a, b} == {"u8", "i8"}:
         return "i16"
-    return max(a, b, key=DTYPES.index)
+    return a if DTYPES.index(a) > DTYPES.index(b) else b
 
 
 def round_to(array: Any, dtype: DType) -> Any:

@@ -66,9 +66,9 @@ def evaluate(
     with np.errstate(all="ignore"):
         for node in walk(e):
             # A Reduce evaluates its own body; what lies only inside it needs the bound variable.
-            if not isinstance(node, Reduce) and all(v.name in env for v in variables(node)):
-                if all(c in memo for c in children(node)):
-                    at(node)
+            known = not isinstance(node, Reduce) and all(v.name in env for v in variables(node))
+            if known and all(c in memo for c in children(node)):
+                at(node)
         return at(e)
 
 
@@ -78,7 +78,7 @@ def _reduce(node: Reduce, env: Mapping[str, Any], arrays: Mapping[str, Any], dou
     steps = np.arange(extent).reshape((extent,) + (1,) * rank)
     body = np.asarray(evaluate(node.body, {**env, node.var.name: steps}, arrays, double=double, read=read))
     if body.ndim <= rank or body.shape[0] != extent:
-        body = np.broadcast_to(body, (extent,) + body.shape[-rank:] if rank else (extent,))
+        body = np.broadcast_to(body, (extent, *body.shape[-rank:]) if rank else (extent,))
     if extent == 0:
         empty: dict[str, Any] = {"max": -np.inf, "min": np.inf, "sum": 0, "prod": 1, "any": False, "all": True}
         return np.full(body.shape[1:], empty[node.op], dtype=body.dtype)

@@ -197,7 +197,7 @@ _LEVEL = {"or": 1, "xor": 2, "and": 3, "lt": 4, "le": 4, "gt": 4, "ge": 4, "eq":
 
 def number(value: bool | int | float) -> str:
     """A literal as people write it: `inf`, `-inf`, `nan`, and floats in their shortest form."""
-    if isinstance(value, bool) or isinstance(value, int):
+    if isinstance(value, (bool, int)):
         return str(value).lower() if isinstance(value, bool) else str(value)
     short = f"{value:.8g}"
     return short if "." in short or "e" in short or "n" in short else short + ".0"

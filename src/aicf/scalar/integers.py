@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 
 from aicf.scalar.expr import Call, Const, Expr, Var, integer_const, raw, variables
 
@@ -18,7 +19,7 @@ Monomial = tuple[Expr, ...]
 Poly = dict[Monomial, int]
 
 # Extents of index variables in scope: 0 <= var < extent. Size symbols have no entry and are >= 1.
-_EXTENTS: ContextVar[Mapping[Var, Expr]] = ContextVar("extents", default={})
+_EXTENTS: ContextVar[Mapping[Var, Expr]] = ContextVar("extents", default=MappingProxyType({}))
 
 
 @contextmanager
@@ -136,9 +137,9 @@ def _divided(a: Expr, c: Expr) -> tuple[Expr, Expr]:
             return from_poly(quotient), integer_const(0)
     remainder = from_poly(rest)
     low, high = bounds(remainder)
-    if low is not None and high is not None and _nonnegative(poly(low)):
-        if _nonnegative(_add(_add(divisor, {(): 1}, -1), poly(high), -1)):
-            return from_poly(whole), remainder
+    below = low is not None and high is not None and _nonnegative(_add(_add(divisor, {(): 1}, -1), poly(high), -1))
+    if below and low is not None and _nonnegative(poly(low)):
+        return from_poly(whole), remainder
     if isinstance(c, Const):
         inner = _nested(remainder, int(c.value))
         if inner is not None:
