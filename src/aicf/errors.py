@@ -1,0 +1,20 @@
+"""Errors that users meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class NotStreamed(RuntimeError):
+    """`require="streamed"` was not met. `.regions`: (place, name, status, reason) of each attention that does not stream."""
+
+    def __init__(self, regions: Sequence[tuple[Any, str, str, str]], problem: str = "") -> None:
+        self.regions = list(regions)
+        self.problem = problem
+        lines = [f"{len(self.regions)} attention(s) do not stream, and require=\"streamed\" was given:"] if self.regions else []
+        for place, name, status, reason in self.regions:
+            lines.append(f"  {name} ({place or 'unknown place'}) {status}: {reason}")
+        if problem:
+            lines.append(f"the graph could not be taken as a whole: {problem}")
+        super().__init__("\n".join(lines))

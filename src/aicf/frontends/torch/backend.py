@@ -1,0 +1,187 @@
+"""The backend of `torch.compile(model, backend="aicf")`.
+
+    Dynamo's graph --retrace--> ATen graph --read--> Semantic graph --driver--> regions
+    regions that stream become one call each (rewrite); the rest goes to Inductor, or runs eagerly
+
+What streams nowhere is left exactly as it came. Whatever goes wrong on the way, the graph runs as PyTorch alone would run it,
+and the reason is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+
+from aicf.driver import Options, RegionResult, compile_graph
+from aicf.errors import NotStreamed
+from aicf.semantic import Graph
+
+from .reader import Reading, read
+from .retrace import retrace
+from .rewrite import rewrite
+
+Rest = Literal["auto", "inductor", "eager"]
+Module = torch.fx.GraphModule
+log = logging.getLogger("aicf")
+
+GRADIENT = "a gradient is asked of it, and gradients are not derived yet: call it under torch.no_grad() or torch.inference_mode()"
+
+
+@dataclass
+class GraphReport:
+    """What became of one graph of Dynamo's. `problem`: why the graph was left alone as a whole, empty when it was not."""
+
+    regions: list[RegionResult] = field(default_factory=list[RegionResult])
+    graph: Graph | None = None
+    problem: str = ""
+    rest: str = ""
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """The options of the backend: those of the driver, and `require` ("streamed": raise NotStreamed when something is not),
+    `rest` (what runs everything else), `report` (called with a GraphReport for every graph)."""
+
+    driver: Options = field(default_factory=Options)
+    require: Literal["streamed"] | None = None
+    rest: Rest = "auto"
+    report: Callable[[GraphReport], None] | None = None
+
+
+def backend_options(options: Mapping[str, Any] | None) -> BackendOptions:
+    """`options` of torch.compile, checked. Raises ValueError naming the option and what it takes."""
+    given = dict(options or {})
+    require, rest, report = given.pop("require", None), given.pop("rest", "auto"), given.pop("report", None)
+    if require not in (None, "streamed"):
+        raise ValueError(f'require={require!r}: it is None or "streamed" (raise NotStreamed when an attention does not stream)')
+    if rest not in ("auto", "inductor", "eager"):
+        raise ValueError(f'rest={rest!r}: it is "auto", "inductor" or "eager"')
+    known = {"fuse", "target", "schedule", "threads"}
+    if set(given) - known:
+        unknown = ", ".join(sorted(set(given) - known))
+        raise ValueError(f"unknown option {unknown}: the options are {', '.join(sorted(known | {'require', 'rest'}))}")
+    return BackendOptions(Options(**given), require, rest, report)
+
+
+def aicf_backend(
+    gm: Module, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """Compiles one graph of Dynamo's. Raises ValueError for bad options, NotStreamed when `require="streamed"` is not met."""
+    if mode not in (None, "default"):
+        raise ValueError(f"mode={mode!r}: the aicf backend has no modes; use options={{...}}")
+    chosen = backend_options(options)
+    report, rewritten = streamed_module(gm, example_inputs, chosen)
+    if chosen.report is not None:
+        chosen.report(report)
+    if chosen.require == "streamed":
+        missing = [r for r in report.regions if r.status != "streamed"]
+        if missing or report.problem:
+            raise NotStreamed([(r.source, r.name, r.status, r.reason) for r in missing], report.problem)
+    return _finish(gm, rewritten, example_inputs, chosen, report)
+
+
+def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) -> tuple[GraphReport, Module | None]:
+    """What streams in `gm`, and the rewritten module (None when nothing streams). Leaves `gm` alone; never raises."""
+    report = GraphReport()
+    try:
+        traced = retrace(gm, inputs)
+        reading = read(traced, [is_parameter(x) for x in inputs])
+        report.graph = reading.graph
+        found = compile_graph(
+            reading.graph, options.driver, frozenset(reading.anchors), reading.parameters, size_hints(reading)
+        )  # fmt: skip
+        report.regions = found.regions
+        if wants_gradient(traced, inputs):
+            for r in report.regions:
+                if r.status == "streamed":
+                    r.status, r.reason, r.executable = "refused", GRADIENT, None
+            return report, None
+        return report, traced if rewrite(traced, reading, report.regions) else None
+    except Exception as e:
+        # The model's result comes first: the graph runs as it is, and the reason is reported.
+        report.problem = f"{type(e).__name__}: {e}"
+        for r in report.regions:
+            if r.status == "streamed":
+                r.status, r.reason, r.executable = "refused", f"the graph could not be rewritten ({report.problem})", None
+        log.warning("a graph is left to PyTorch: %s", report.problem, exc_info=log.isEnabledFor(logging.DEBUG))
+        return report, None
+
+
+def wants_gradient(traced: Module, inputs: Sequence[Any]) -> bool:
+    """Whether a backward pass through this graph may be asked for."""
+    if not any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
+        return False
+    turned_on = any(n.target is torch._C._set_grad_enabled and n.args == (True,) for n in traced.graph.nodes)
+    return torch.is_grad_enabled() or turned_on
+
+
+def is_parameter(x: Any) -> bool:
+    return isinstance(x, torch.nn.Parameter) or getattr(x, "_dynamo_static_input_type", None) is not None
+
+
+def size_hints(reading: Reading) -> dict[str, int]:
+    """The sizes that this call has, as hints for the cost model."""
+    found: dict[str, int] = {}
+    for name, (node, axis) in reading.sizes.items():
+        value: Any = node.meta["val"]
+        symbol = value if axis is None else value.shape[axis]
+        if isinstance(symbol, torch.SymInt) and symbol.node.has_hint():
+            found[name] = int(symbol.node.hint)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ the rest of the graph
+
+
+def _finish(gm: Module, rewritten: Module | None, inputs: Sequence[Any], options: BackendOptions, report: GraphReport) -> Any:
+    """The module as a callable: through Inductor where that works and is wanted, else eagerly."""
+    module = gm if rewritten is None else rewritten
+    if options.rest == "eager" or (options.rest == "auto" and not has_compiler()):
+        report.rest = "eager"
+        return module.forward
+    report.rest = "inductor"
+    try:
+        return compile_fx(module, list(inputs))
+    except (CppCompileError, InvalidCxxCompiler) as e:
+        if options.rest == "inductor":
+            raise
+        _note_no_compiler(str(e).splitlines()[0])
+        report.rest = "eager"
+        return module.forward
+    except Exception as e:
+        if rewritten is None:
+            raise
+        report.problem = f"Inductor does not take the rewritten graph ({type(e).__name__}: {e})"
+        log.warning("a graph is left to PyTorch: %s", report.problem)
+        return compile_fx(gm, list(inputs))
+
+
+_COMPILER: list[bool] = []
+
+
+def has_compiler() -> bool:
+    """Whether Inductor finds a C++ compiler; a note is given once when it does not."""
+    if not _COMPILER:
+        try:
+            get_cpp_compiler()
+            _COMPILER.append(True)
+        except Exception as e:
+            _COMPILER.append(False)
+            _note_no_compiler(type(e).__name__)
+    return _COMPILER[0]
+
+
+def _note_no_compiler(why: str) -> None:
+    warnings.warn(
+        f"no working C++ compiler for Inductor ({why}): what AICF does not stream runs eagerly. Streamed regions need none. "
+        'Set options={"rest": "eager"} to silence this.',
+        stacklevel=3,
+    )

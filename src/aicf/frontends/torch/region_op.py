@@ -1,0 +1,108 @@
+"""The custom op `aicf::region`: one call runs one streamed region.
+
+    %region = aicf.region.default(4711, [%q, %k, %v], [%s0])    ->    a list of fresh contiguous tensors
+
+The first argument names an entry of this process's table. It is a hash of the region's content, so that a graph that Inductor
+kept on disk means the same region in the next process, or misses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aicf.driver import RegionResult
+from aicf.runtime.executable import ArrayRef, Executable
+from aicf.scalar import Const, show, variables
+from aicf.semantic import Node, print_node
+
+from .symbols import TORCH_DTYPE
+
+Shape = Callable[..., tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A region that can be called: its executable, which of the given sizes that takes, and how to make its outputs."""
+
+    run: Callable[[Sequence[ArrayRef], Sequence[ArrayRef], Sequence[int]], None]
+    picks: tuple[int, ...]
+    outputs: tuple[tuple[Shape, torch.dtype], ...]
+
+
+_ENTRIES: dict[int, Entry] = {}
+
+
+def size_names(result: RegionResult) -> list[str]:
+    """The size symbols that a call of the region gives: those of its kernel and of its outputs' shapes."""
+    shapes = {v.name for node in result.outputs for d in node.type.shape for v in variables(d)}
+    return sorted({*result.size_names, *shapes})
+
+
+def register(result: RegionResult) -> int:
+    """Enters a streamed region in the table and returns its number."""
+    executable = result.executable
+    assert executable is not None
+    names = size_names(result)
+    outputs = tuple((_shape(node, names), TORCH_DTYPE[node.type.dtype]) for node in result.outputs)
+    entry = Entry(_runner(executable), tuple(names.index(n) for n in result.size_names), outputs)
+    handle = _content(result)
+    _ENTRIES[handle] = entry
+    return handle
+
+
+def _runner(executable: Executable) -> Callable[..., None]:
+    return executable.run
+
+
+def _content(result: RegionResult) -> int:
+    text = hashlib.sha256()
+    for node in result.nodes:
+        text.update(print_node(node).encode())
+        value = node.attrs.get("value")
+        if hasattr(value, "tobytes"):
+            text.update(value.tobytes())
+    for node in (*result.inputs, *result.outputs):
+        text.update(f"{node.name}: {node.type};".encode())
+    text.update(f"{result.schedule!r} {result.size_names}".encode())
+    return int(text.hexdigest()[:15], 16)
+
+
+def _shape(node: Node, names: Sequence[str]) -> Shape:
+    """The shape of `node` as a function of the sizes; works on numbers and on PyTorch's symbols alike."""
+    dims = node.type.shape
+    if all(isinstance(d, Const) for d in dims):
+        fixed = tuple(int(d.value) for d in dims if isinstance(d, Const))
+        return lambda *sizes: fixed
+    # The text of an integer expression is Python: names, numbers, + - * // % and calls of min and max.
+    source = f"lambda {', '.join(names)}: ({', '.join(show(d) for d in dims)},)"
+    return eval(source, {"min": torch.sym_min, "max": torch.sym_max})
+
+
+def _run(handle: int, inputs: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
+    entry = _ENTRIES[handle]
+    made = [torch.empty(shape(*sizes), dtype=dtype) for shape, dtype in entry.outputs]
+    entry.run(
+        [ArrayRef(t.data_ptr(), t.shape, t.stride()) for t in inputs],
+        [ArrayRef(t.data_ptr(), t.shape, t.stride()) for t in made],
+        [sizes[k] for k in entry.picks],
+    )
+    return made
+
+
+def _fake(handle: int, inputs: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+    return [inputs[0].new_empty(shape(*sizes), dtype=dtype) for shape, dtype in _ENTRIES[handle].outputs]
+
+
+_LIBRARY = torch.library.Library("aicf", "FRAGMENT")
+_LIBRARY.define(
+    "region(int handle, Tensor[] inputs, SymInt[] sizes) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+)
+_LIBRARY.impl("region", _run, "CPU")
+torch.library.register_fake("aicf::region", _fake, lib=_LIBRARY)
+REGION = torch.ops.aicf.region.default
