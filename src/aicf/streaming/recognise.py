@@ -289,10 +289,10 @@ def _extended(context: _Context, policy: _Pull, c: Candidate) -> tuple[Node, At]
         if len(users) != 1 or node in context.outputs:
             return node, c.at
         (user,) = users
+        if user.type.shape != node.type.shape or not context.anchor(user):
+            return node, c.at
         here = step(user, c.at, c.known)
         if here is None or here.bound or user.op in (*VIEWS, "concat", "pad", "take", "gather"):
-            return node, c.at
-        if user.type.shape != node.type.shape or not context.anchor(user):
             return node, c.at
         others = [i for i in user.inputs if i is not node]
         if not all(i in context.pure or (i in policy.below and _row_value(policy, i)) for i in others):
