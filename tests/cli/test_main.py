@@ -84,7 +84,7 @@ def test_dump_diff(capsys: pytest.CaptureFixture[str]):
     _, out, _ = run(capsys, "dump", "mcir", f"{MODEL}:attention", "--inputs", "make_inputs", "--diff", "mcir")
     assert out == "mcir and mcir are the same text\n"
     code, _, err = run(capsys, "dump", "mcir", f"{MODEL}:attention", "--inputs", "make_inputs", "--diff", "soup")
-    assert code == 1 and "aicf: error: there is no stage 'soup' to dump" in err
+    assert code == 1 and "aicf: error: cannot dump 'soup': " in err
 
 
 @needs_torch

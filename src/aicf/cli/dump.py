@@ -17,7 +17,7 @@ def run(options: Namespace) -> int:
         try:
             texts.append(report.dump(stage).rstrip("\n"))
         except (KeyError, ValueError) as e:
-            raise CommandError(f"there is no stage {stage!r} to dump: {e.args[0] if e.args else e}") from e
+            raise CommandError(f"cannot dump {stage!r}: {e.args[0] if e.args else e}") from e
     if not options.diff:
         print(texts[0])
         return OK
