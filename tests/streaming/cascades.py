@@ -215,8 +215,8 @@ def plain(outputs: Mapping[str, X] | None) -> dict[str, Expr]:
     return {k: v.e for k, v in (outputs or {}).items()}
 
 
-def close(got: Any, want: Any, tolerance: float = 1e-10) -> None:
-    """Equal to `tolerance` of the largest finite value, with NaN and infinities in the same places."""
+def close(got: Any, want: Any, tolerance: float = 1e-10, floor: float = 1e-30) -> None:
+    """Equal to `tolerance` of the largest finite value (at least `floor`), with NaN and infinities in the same places."""
     got, want = np.broadcast_arrays(np.asarray(got, dtype=np.float64), np.asarray(want, dtype=np.float64))
     assert np.array_equal(np.isnan(got), np.isnan(want)), (got, want)
     infinite = np.isinf(want)
@@ -224,7 +224,7 @@ def close(got: Any, want: Any, tolerance: float = 1e-10) -> None:
     finite = np.isfinite(want)
     if finite.any():
         size = np.abs(want[finite]).max()
-        assert np.abs(got[finite] - want[finite]).max() <= tolerance * (size + 1e-30), (got, want)
+        assert np.abs(got[finite] - want[finite]).max() <= tolerance * max(size, floor), (got, want)
 
 
 def check(cascade: Sequence[Reduction], outputs: Mapping[str, X] | None = None, d: Data | None = None) -> StreamProgram:

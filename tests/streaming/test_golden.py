@@ -64,13 +64,13 @@ def test_entropy_beside_the_output() -> None:
           base B_m : f64 = max of s, gauge free
           sum G_l : f64 = sum of exp(s - ref_m), rescale exp(old_m - ref_m)
           sum G_o[e] : f64 = sum of exp(s - ref_m) * V[j, e], rescale exp(old_m - ref_m)
-          sum G_H : f64 = sum of exp(s - ref_m) * s, rescale exp(old_m - ref_m)
+          sum G_H : f64 = sum of exp(s - ref_m) * (s - ref_m), rescale exp(old_m - ref_m), after adding LAG times G_l
           let m = B_m
           let l = G_l
           out o = G_o / G_l
-          let H = G_H / G_l - B_m - log(G_l)
+          let H = G_H / G_l - log(G_l)
           out entropy = -H
-    """)
+    """.replace("LAG", "where(old_m == -inf, 0.0, old_m - ref_m)"))
 
 
 def test_the_same_cascade_gives_the_same_text() -> None:

@@ -334,7 +334,8 @@ class _Block:
             self._base(b)
         scales = self._scales()
         weights: dict[Expr, Tile] = {}
-        for s in program.sums:
+        # A sum that moves with a partner reads the partner's value from before this tile.
+        for s in sorted(program.sums, key=lambda s: s.shift is None):
             weight = self.body(s.weight)
             if weight not in weights:
                 p = weights[weight] = self.tile("p" if not weights else f"p{len(weights) + 1}", i, j)
@@ -375,8 +376,13 @@ class _Block:
         scale = None if s.scale is None else scales[s.scale]
         state = self.low._state(s)
         if not s.payload:
+            carried: Expr = var(s.name, "f32")
+            if s.shift is not None:
+                carried = call("add", carried, call("mul", self.body(s.shift.distance), var(s.shift.partner, "f32")))
             if scale is not None:
-                self.out.append(Map(state, call("mul", var(s.name, "f32"), var(scale.name, "f32"))))
+                carried = call("mul", carried, var(scale.name, "f32"))
+            if carried is not var(s.name, "f32"):
+                self.out.append(Map(state, carried))
             self.out.append(Reduce(state, "sum", self.low.j, var(p.name, "f32"), accumulate=True))
             return
         v = self._value(s)

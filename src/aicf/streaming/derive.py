@@ -45,9 +45,10 @@ from aicf.streaming.separate import (
     new_base,
     positive,
     separate,
+    some,
 )
-from aicf.streaming.stream_program import Base, NotSeparable, Reduction, StreamProgram, Sum
-from aicf.streaming.terms import Term, add_up, exponential, product, scaled, split, term_poly, to_expr
+from aicf.streaming.stream_program import Base, NotSeparable, Reduction, Shift, StreamProgram, Sum
+from aicf.streaming.terms import Term, add_up, exponential, merge, product, scaled, split, term_poly, to_expr
 
 
 def derive(
@@ -70,7 +71,7 @@ def derive(
     bodies = [r.body for r in cascade]
     dtype: DType = "f64" if any(n.dtype == "f64" for e in [*bodies, *wanted.values()] for n in walk(e)) else "f32"
     c = Context(x=frozenset({stream, *atoms}), dtype=dtype)
-    state = _States(c, tuple(payload), {}, {})
+    state = _States(c, tuple(payload), {}, {}, {})
     done: dict[str, Expr] = {}
     types: dict[str, DType] = {}
     for r in cascade:
@@ -138,6 +139,7 @@ class _States:
     payload: tuple[Var, ...]
     sums: dict[tuple[object, ...], Sum]
     terms: dict[Var, Term]
+    centred: dict[Expr, Var]
 
 
 def _reduction(s: _States, r: Reduction, body: Expr) -> Expr:
@@ -155,7 +157,7 @@ def _reduction(s: _States, r: Reduction, body: Expr) -> Expr:
 
 
 def _any(c: Context, body: Expr) -> Expr:
-    """any of a condition on the element: a maximum over 0 where it holds and -inf elsewhere is above -inf."""
+    """any of a condition on the element."""
     if c.mixed(body):
         raise Refused("a condition that mixes the streamed element and earlier reductions", body)
     if not c.has_x(body):
@@ -169,8 +171,7 @@ def _any(c: Context, body: Expr) -> Expr:
                 # Some u is not -inf exactly when their maximum is not (a NaN is neither, and propagates).
                 found = new_base(c, body.args[0], kind, ())
                 return call("ne", found, const(lowest, found.dtype))
-    found = new_base(c, const(0.0, c.dtype), "max", (body,))
-    return call("ne", found, const(IDENTITY["max"], found.dtype))
+    return some(c, (body,))
 
 
 def _prod(s: _States, name: str, body: Expr) -> Expr:
@@ -189,7 +190,7 @@ def _sum(s: _States, name: str, body: Expr) -> Expr:
     """The value of `sum over the stream of body`, by carried sums."""
     c = s.c
     dtype = body.dtype if is_int(body.dtype) else _wide(body.dtype, c.dtype)
-    terms = separate(c, body, "terms")
+    terms = _centred(s, separate(c, body, "terms"))
     parts = [_carried(s, name, t, dtype) for t in terms]
     if len({g for g, _, _ in parts}) > RANK_LIMIT:
         raise Refused(f"its rank is above the limit of {RANK_LIMIT}", body)
@@ -198,6 +199,29 @@ def _sum(s: _States, name: str, body: Expr) -> Expr:
             c.positive.add(me)
             c.covers[me] = [s.terms[g] for g, _, rest in parts if rest == Term()]
     return _chosen(c, [(t, product(Term(powers=((g, 1),)), rest)) for g, t, rest in parts], dtype)
+
+
+def _centred(s: _States, terms: list[Term]) -> list[Term]:
+    """`u * exp(p * u)` written as `((u - ref) + ref) * exp(p * u)`, where ref is the extremum of u.
+
+    The sum of the first product is of the size of the scores' spread, and the second one joins the sum of `exp(p * u)`;
+    what was subtracted from u in the source cancels against ref instead of against the size of the scores.
+    """
+    c = s.c
+    out: list[Term] = []
+    for t in terms:
+        streamed, _ = split(t, c.has_x)
+        found = [b for b in c.bases.values() if len(streamed) == 1 and streamed[0] == (b.body, 1) and is_float(b.state.dtype)]
+        if found and matching(c, t):
+            (atom, _), base = streamed[0], found[0]
+            rest = replace(t, powers=tuple(p for p in t.powers if p[0] is not atom))
+            distance = call("sub", atom, reference(base.state))
+            s.centred[distance] = base.state
+            out.append(product(rest, Term(powers=((distance, 1),))))
+            out.append(product(rest, Term(powers=((base.state, 1),))))
+        else:
+            out.append(t)
+    return merge(out)
 
 
 def _positive_sum(s: _States, g: Var, rest: Term) -> bool:
@@ -231,26 +255,40 @@ def _carried(s: _States, name: str, t: Term, dtype: DType) -> tuple[Var, Term, T
     stabilisers = tuple((m.base.state.name, to_expr(m.p, c.dtype)) for m in matches)
     found = s.sums.get((body, stabilisers))
     if found is None:
+        shift = _shift(s, name, t, dtype)
         taken = {x.name for x in s.sums.values()}
         stem = f"G_{name}"
         label = next(n for n in (stem, *(f"{stem}_{i}" for i in range(1, 1 + len(taken)))) if n not in taken)
-        found = Sum(label, body, weight, value, stabilisers, _scale(c, matches), payload, dtype)
+        found = Sum(label, body, weight, value, stabilisers, _scale(c, matches), payload, dtype, shift)
         s.sums[body, stabilisers] = found
         s.terms[found.state] = replace(t, coef=1.0, powers=streamed, rows=())
         c.rho.add(found.state)
     return found.state, t, rest
 
 
+def _shift(s: _States, name: str, t: Term, dtype: DType) -> Shift | None:
+    """How a centred sum moves with its reference: by the distance times the sum without the centred factor."""
+    for atom, _ in t.powers:
+        if atom in s.centred:
+            base = s.centred[atom]
+            rest = replace(t, powers=tuple(p for p in t.powers if p[0] is not atom), rows=())
+            partner, _, _ = _carried(s, name, rest, dtype)
+            start = call("eq", before(base), const(IDENTITY[s.c.bases[base].op], base.dtype))
+            distance = call("sub", before(base), reference(base))
+            return Shift(partner.name, base.name, call("where", start, const(0, base.dtype), distance))
+    return None
+
+
 def any_streamed(c: Context, t: Term) -> bool:
     return any(c.has_x(a) for e in t.exponent for a, _ in e.powers)
 
 
-def reference(m: Match) -> Var:
-    return var("ref" + m.base.state.name[1:], m.base.state.dtype)
+def reference(base: Var) -> Var:
+    return var("ref" + base.name[1:], base.dtype)
 
 
-def before(m: Match) -> Var:
-    return var("old" + m.base.state.name[1:], m.base.state.dtype)
+def before(base: Var) -> Var:
+    return var("old" + base.name[1:], base.dtype)
 
 
 def _body(
@@ -266,10 +304,10 @@ def _body(
     if inside:
         if len(matches) == 1 and matches[0].exact:
             (m,) = matches
-            distance = call("sub", m.body, reference(m))
+            distance = call("sub", m.body, reference(m.base.state))
             weight = exponential([replace(m.p, powers=(*m.p.powers, (distance, 1)))], c.dtype)
         else:
-            references = [product(scaled(m.p, -1.0), Term(powers=((reference(m), 1),))) for m in matches]
+            references = [product(scaled(m.p, -1.0), Term(powers=((reference(m.base.state), 1),))) for m in matches]
             weight = exponential([*inside, *references], c.dtype)
     if mine or weight is None:
         others = to_expr(Term(powers=mine), dtype)
@@ -292,7 +330,7 @@ def _with_powers(weight: Expr, powers: tuple[tuple[Expr, int], ...], dtype: DTyp
 
 def _scale(c: Context, matches: list[Match]) -> Expr | None:
     """exp(sum of p * (old - ref)): what moves a sum from the old references to the new ones."""
-    moved = [replace(m.p, powers=(*m.p.powers, (call("sub", before(m), reference(m)), 1))) for m in matches]
+    moved = [replace(m.p, powers=(*m.p.powers, (call("sub", before(m.base.state), reference(m.base.state)), 1))) for m in matches]
     return exponential(moved, c.dtype) if moved else None
 
 
@@ -315,8 +353,7 @@ def _chosen(c: Context, parts: list[tuple[Term, Term]], dtype: DType) -> Expr:
         value = add_up(members, dtype)
         if keep:
             # No element was selected: the source adds up zeros, whatever the row's factor is.
-            some = new_base(c, const(0.0, c.dtype), "max", keep)
-            value = call("where", call("ne", some, const(IDENTITY["max"], some.dtype)), value, const(0, value.dtype))
+            value = call("where", some(c, keep), value, const(0, value.dtype))
         total = value if total is None else call("add", total, value)
     return const(0, dtype) if total is None else total
 
@@ -386,6 +423,8 @@ def _assembled(
             if v.name in by_sum:
                 states.add(v.name)
                 states.update(b for b, _ in by_sum[v.name].stabilisers)
+                shift = by_sum[v.name].shift
+                states.update(() if shift is None else (shift.partner, shift.base))
             elif v in s.c.bases:
                 states.add(v.name)
             elif v.name in done and v.name not in needed:
@@ -412,6 +451,8 @@ def _assembled(
             x, body=substitute(x.body, put), weight=substitute(x.weight, put),
             scale=None if x.scale is None else substitute(x.scale, put),
             stabilisers=tuple((labels[b], p) for b, p in x.stabilisers),
+            shift=None if x.shift is None
+            else Shift(x.shift.partner, labels[x.shift.base], substitute(x.shift.distance, put)),
         )
         for x in s.sums.values() if x.name in states
     )  # fmt: skip

@@ -19,8 +19,8 @@ TRIALS = 4
 
 def gauge_free(p: StreamProgram) -> frozenset[str]:
     """Names of the bases that are references of sums and whose shift changes no output."""
-    references = [b.name for b in p.bases if any(b.name == name for s in p.sums for name, _ in s.stabilisers)]
-    return frozenset(name for name in references if _is_free(p, name))
+    used = {name for s in p.sums for name, _ in s.stabilisers} | {s.shift.base for s in p.sums if s.shift is not None}
+    return frozenset(b.name for b in p.bases if b.name in used and _is_free(p, b.name))
 
 
 def _is_free(p: StreamProgram, name: str) -> bool:
@@ -34,6 +34,8 @@ def _is_free(p: StreamProgram, name: str) -> bool:
         moved = dict(env)
         moved[name] = env[name] + shift
         for s in p.sums:
+            if s.shift is not None and s.shift.base == name:
+                moved[s.name] -= shift * env[s.shift.partner]
             for base, power in s.stabilisers:
                 if base == name:
                     moved[s.name] *= math.exp(-float(_value(power, env, tensors, random)) * shift)

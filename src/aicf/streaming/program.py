@@ -62,14 +62,17 @@ def _references(p: StreamProgram, state: State) -> dict[str, Any]:
 def _rebased(p: StreamProgram, s: Sum, state: State, references: dict[str, Any], env: Env, options: dict[str, Any]) -> Any:
     """The sum `s` of `state` relative to new references; 0 where an extremum was still the identity."""
     value = state[s.name]
-    if s.scale is None:
+    if s.scale is None and s.shift is None:
         return value
     old = {b.old.name: state[b.name] for b in p.bases}
-    factor = evaluate(s.scale, {**env, **references, **old}, **options)
+    factor = 1.0 if s.scale is None else evaluate(s.scale, {**env, **references, **old}, **options)
     for b in p.bases:
         if any(b.name == name for name, _ in s.stabilisers):
             factor = np.where(state[b.name] == identity(b.op, b.dtype), 0.0, factor)
     with np.errstate(all="ignore"):
+        if s.shift is not None:
+            distance = evaluate(s.shift.distance, {**env, **references, **old}, **options)
+            value = value + distance * state[s.shift.partner]
         return value * factor
 
 

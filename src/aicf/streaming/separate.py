@@ -129,6 +129,9 @@ def _separate(c: Context, e: Expr, mode: Mode) -> list[Term]:
         return _constant(e)
     if isinstance(e, Var) and e in c.values:
         return _separate(c, c.values[e], mode)
+    if x and not rho and mode == "all":
+        # An addend of an exponent stays as it is written, so that it is recognised in the extremum that bounds it.
+        return [Term(powers=((e, 1),))]
     if isinstance(e, Call) and (mixed or is_float(e.dtype)):
         match e.fn, e.args:
             case "neg", (a,):
@@ -543,7 +546,7 @@ def extremum(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...] = ()) -> 
     if not c.has_rho(e):
         return new_base(c, e, op, keep)
     if not c.has_x(e):
-        return canon(c, e)
+        return _if_any(c, canon(c, e), op, keep)
     if not isinstance(e, Call):
         raise Refused("its place in a tensor mixes the streamed element and earlier reductions", e)
     opposite: Extremum = "min" if op == "max" else "max"
@@ -563,7 +566,7 @@ def extremum(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...] = ()) -> 
         case "where", (condition, a, b) if not c.has_x(condition):
             return call("where", canon(c, condition), extremum(c, a, op, keep), extremum(c, b, op, keep))
         case fn, (a,) if fn in FUNCTIONS and FUNCTIONS[fn].monotone:
-            return canon(c, call(fn, extremum(c, a, op, keep)))
+            return _if_any(c, canon(c, call(fn, extremum(c, a, op, keep))), op, keep)
         case ("mul" | "div"), _:
             scaled_by = _positive_scale(c, e)
             if scaled_by is not None:
@@ -572,6 +575,17 @@ def extremum(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...] = ()) -> 
         case _:
             pass
     return _additive(c, e, op, keep)
+
+
+def _if_any(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...]) -> Expr:
+    """`e` if some element satisfies `keep`, else the identity: for values that don't become the identity by themselves."""
+    return call("where", some(c, keep), e, const(IDENTITY[op], e.dtype)) if keep else e
+
+
+def some(c: Context, keep: tuple[Expr, ...]) -> Expr:
+    """Whether any element satisfies `keep`: a maximum over 0 where it does and -inf elsewhere is above -inf."""
+    found = new_base(c, const(0.0, c.dtype), "max", keep)
+    return call("ne", found, const(IDENTITY["max"], found.dtype))
 
 
 def _is_identity(e: Expr, op: Extremum) -> bool:

@@ -56,12 +56,25 @@ class Base:
 
 
 @dataclass(frozen=True)
+class Shift:
+    """How a sum of `g * (u - ref)` moves with the reference `ref` of `base`: by `distance` (old minus new reference) times the
+    sum `partner`, that of `g`. It keeps an entropy relative to the spread of the scores instead of to their size."""
+
+    partner: str
+    base: str
+    distance: Expr
+
+
+@dataclass(frozen=True)
 class Sum:
     """A carried sum of `body` over the stream, `body == weight * value`.
 
     `weight` is free of payload variables (the tile of probabilities), `value` holds them (None when there are none).
     `stabilisers` lists `(base name, p)`: the sum is relative to the factor `exp(-p * ref)`, and when references move from
     `old` to `ref` it is multiplied by `scale`, an expression of those two. No stabiliser: `scale` is None.
+
+    A body with a factor `u - ref` moves by a partner's old value as well, see `Shift`: the sum becomes
+    `scale * (sum + shift.distance * partner)`.
     """
 
     name: str
@@ -72,6 +85,7 @@ class Sum:
     scale: Expr | None
     payload: tuple[Var, ...]
     dtype: DType
+    shift: Shift | None = None
 
     @property
     def state(self) -> Var:
@@ -117,6 +131,8 @@ def program_text(p: StreamProgram) -> str:
     for s in p.sums:
         axes = f"[{', '.join(v.name for v in s.payload)}]" if s.payload else ""
         scale = "" if s.scale is None else f", rescale {show(s.scale)}"
+        if s.shift is not None:
+            scale += f", after adding {show(s.shift.distance)} times {s.shift.partner}"
         lines.append(f"  sum {s.name}{axes} : {s.dtype} = sum of {show(s.body)}{scale}")
     for name, e in p.finalize.items():
         word = "out" if name in p.outputs else "let"

@@ -179,6 +179,9 @@ def expanded(e: Expr, strict: bool) -> dict[frozenset[tuple[Expr, int]], float]:
         case Call(fn="div", args=(a, b)) if len(expanded(b, strict)) == 1:
             ((mono, c),) = expanded(b, strict).items()
             return poly_product(expanded(a, strict), {frozenset((x, -n) for x, n in mono): 1.0 / c})
+        case Call(fn="pow", args=(a, Const() as n)) if n.value in (2, 3):
+            inner = expanded(a, strict)
+            return poly_product(inner, inner if n.value == 2 else poly_product(inner, inner))
         case Call(fn="cast", args=(a,)) if is_float(e.dtype) and is_float(a.dtype):
             if not strict or promote(a.dtype, e.dtype) == e.dtype:
                 return expanded(a, strict)
