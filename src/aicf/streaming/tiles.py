@@ -29,6 +29,8 @@ from aicf.scalar import (
     is_float,
     is_int,
     load,
+    substitute,
+    transform,
     variables,
     walk,
 )
@@ -277,28 +279,61 @@ class Fills:
 
 def masked(box: Box, u: Expr, fills: Fills) -> Expr:
     """An expression that implies: `u` is -inf, or at most a fill value recorded in `fills`, everywhere in the box. Operands that
-    are added to a fill are assumed finite (the policy of streaming.md 2.2)."""
+    are added to a fill, or multiplied with zero, are assumed finite (the policy of streaming.md 2.2)."""
+    found = _masked(box, u, fills)
+    for c in _switches(box, u):
+        for value in (False, True):
+            filled = _fill_value(substitute(u, {c: const(value, "bool")}))
+            if filled is not None:
+                if filled > NEG_INF:
+                    fills.add(filled)
+                found = call("or", found, _truth(box, c, value))
+    return found
+
+
+def _switches(box: Box, u: Expr) -> list[Expr]:
+    """Conditions that are turned into numbers inside `u`: `s * keep - 1e4 * (1 - keep)`."""
+    here = [x.args[0] for x in walk(u) if isinstance(x, Call) and x.fn == "cast" and x.args[0].dtype == "bool"]
+    here += [x.args[0] for x in walk(u) if isinstance(x, Call) and x.fn == "where" and all(isinstance(a, Const) for a in x.args[1:])]
+    return [c for c in dict.fromkeys(here) if box.axes(c)]
+
+
+def _fill_value(e: Expr) -> float | None:
+    """The fill that an expression has turned into, taking 0 * x for 0."""
+
+    def zero(x: Expr) -> Expr | None:
+        if isinstance(x, Call) and x.fn == "mul" and any(isinstance(a, Const) and a.value == 0 for a in x.args):
+            return const(0, x.dtype)
+        return None
+
+    done = transform(e, zero)
+    while isinstance(done, Call) and done.fn == "sub" and isinstance(done.args[1], Var) and done.args[1].name.startswith("ref"):
+        done = done.args[0]
+    return float(done.value) if isinstance(done, Const) and is_float(done.dtype) and done.value <= FILL else None
+
+
+def _masked(box: Box, u: Expr, fills: Fills) -> Expr:
     match u:
         case Const() if is_float(u.dtype) and u.value <= FILL:
             if u.value > NEG_INF:
                 fills.add(float(u.value))
             return YES
         case Call(fn="where", args=(c, a, b)):
-            return _either(box, c, masked(box, a, fills), masked(box, b, fills))
+            return _either(box, c, _masked(box, a, fills), _masked(box, b, fills))
         case Call(fn="add", args=(a, b)):
             return call("or", _absorbing(box, a, fills), _absorbing(box, b, fills))
         case Call(fn="sub", args=(a, Var() as b)) if b.name.startswith("ref"):
-            return masked(box, a, fills)  # relative to the reference: the fill is compared with the maximum at the end
+            return _masked(box, a, fills)  # relative to the reference: the fill is compared with the maximum at the end
         case Call(fn="sub", args=(a, b)):
             return _absorbing(box, a, fills)
         case Call(fn="mul", args=(a, Const() as k)) if k.value > 0:
             return _absorbing(box, a, fills)
         case Call(fn="max", args=(a, b)):
-            return call("and", masked(box, a, fills), masked(box, b, fills))
+            return call("and", _masked(box, a, fills), _masked(box, b, fills))
         case Call(fn="min", args=(a, b)):
-            return call("or", masked(box, a, fills), masked(box, b, fills))
+            return call("or", _masked(box, a, fills), _masked(box, b, fills))
         case Call(fn="cast", args=(a,)) if is_float(a.dtype):
-            return masked(box, a, fills)
+            return _masked(box, a, fills)
         case Load() | Call():
             return _loaded(box, u)
         case _:
@@ -313,7 +348,7 @@ def _either(box: Box, c: Expr, yes: Expr, no: Expr) -> Expr:
 def _absorbing(box: Box, u: Expr, fills: Fills) -> Expr:
     """`masked`, for an operand that something finite is added to: only fills that absorb it."""
     own = Fills()
-    found = masked(box, u, own)
+    found = _masked(box, u, own)
     if own.largest is not None:
         if own.largest > ABSORBS:
             return _infinite(box, u)
@@ -323,7 +358,7 @@ def _absorbing(box: Box, u: Expr, fills: Fills) -> Expr:
 
 def _infinite(box: Box, u: Expr) -> Expr:
     own = Fills()
-    found = masked(box, u, own)
+    found = _masked(box, u, own)
     return found if own.largest is None else NO
 
 

@@ -379,23 +379,23 @@ def tiling(found: Recognised, program: StreamProgram, tile_m: int, tile_n: int) 
 
 
 def _mask_conditions(body: Expr, positions: frozenset[Var]) -> list[tuple[Expr, bool]]:
-    """Conditions whose one side is a mask's fill (or zero), with the value they have where the score counts."""
+    """Conditions that select a mask's fill (or zero), with the value that they have where the score counts."""
     found: list[tuple[Expr, bool]] = []
     for x in walk(body):
-        if not (isinstance(x, Call) and x.fn == "where" and is_float(x.dtype)):
+        if isinstance(x, Call) and x.fn == "cast" and x.args[0].dtype == "bool" and is_float(x.dtype):
+            c, yes, no = x.args[0], const(1.0, "f32"), const(0.0, "f32")
+        elif isinstance(x, Call) and x.fn == "where" and is_float(x.dtype):
+            c, yes, no = x.args
+        else:
             continue
-        c, yes, no = x.args
-        if not variables(c) & positions:
-            continue
-        if _blank(no) and not _blank(yes):
-            found.append((c, True))
-        elif _blank(yes) and not _blank(no):
-            found.append((c, False))
+        if variables(c) & positions and _blank(yes) != _blank(no):
+            found.append((c, _blank(no) > _blank(yes)))
     return found
 
 
-def _blank(e: Expr) -> bool:
-    return isinstance(e, Const) and (e.value <= tiles.FILL or e.value == 0)
+def _blank(e: Expr) -> int:
+    """2 for a fill, 1 for zero, 0 for anything else: of two branches, the blanker one is the mask's."""
+    return 0 if not isinstance(e, Const) else 2 if e.value <= tiles.FILL else int(e.value == 0)
 
 
 __all__ = [
