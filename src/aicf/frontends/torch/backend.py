@@ -20,35 +20,25 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
-from aicf.driver import Options, RegionResult, compile_graph
+from aicf.driver import Options, compile_graph
 from aicf.errors import NotStreamed
-from aicf.semantic import Graph
+from aicf.report import GraphReport
 
 from .reader import Reading, read
 from .retrace import retrace
 from .rewrite import rewrite
 
-Rest = Literal["auto", "inductor", "eager"]
+Rest = Literal["auto", "inductor", "eager", "explain"]
 Module = torch.fx.GraphModule
 log = logging.getLogger("aicf")
 
 GRADIENT = "a gradient is asked of it, and gradients are not derived yet: call it under torch.no_grad() or torch.inference_mode()"
 
 
-@dataclass
-class GraphReport:
-    """What became of one graph of Dynamo's. `problem`: why the graph was left alone as a whole, empty when it was not."""
-
-    regions: list[RegionResult] = field(default_factory=list[RegionResult])
-    graph: Graph | None = None
-    problem: str = ""
-    rest: str = ""
-
-
 @dataclass(frozen=True)
 class BackendOptions:
     """The options of the backend: those of the driver, and `require` ("streamed": raise NotStreamed when something is not),
-    `rest` (what runs everything else), `report` (called with a GraphReport for every graph)."""
+    `rest` (what runs everything else; "explain" runs the graph unchanged), `report` (called with a GraphReport for every graph)."""
 
     driver: Options = field(default_factory=Options)
     require: Literal["streamed"] | None = None
@@ -62,7 +52,7 @@ def backend_options(options: Mapping[str, Any] | None) -> BackendOptions:
     require, rest, report = given.pop("require", None), given.pop("rest", "auto"), given.pop("report", None)
     if require not in (None, "streamed"):
         raise ValueError(f'require={require!r}: it is None or "streamed" (raise NotStreamed when an attention does not stream)')
-    if rest not in ("auto", "inductor", "eager"):
+    if rest not in ("auto", "inductor", "eager", "explain"):
         raise ValueError(f'rest={rest!r}: it is "auto", "inductor" or "eager"')
     known = {"fuse", "target", "schedule", "threads"}
     if set(given) - known:
@@ -79,6 +69,8 @@ def aicf_backend(
         raise ValueError(f"mode={mode!r}: the aicf backend has no modes; use options={{...}}")
     chosen = backend_options(options)
     report, rewritten = streamed_module(gm, example_inputs, chosen)
+    if chosen.rest == "explain":
+        rewritten = None
     if chosen.report is not None:
         chosen.report(report)
     if chosen.require == "streamed":
@@ -95,6 +87,7 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
         traced = retrace(gm, inputs)
         reading = read(traced, [is_parameter(x) for x in inputs])
         report.graph = reading.graph
+        report.boundaries = [(node.name, why) for node, why in reading.boundaries.items()]
         found = compile_graph(
             reading.graph, options.driver, frozenset(reading.anchors), reading.parameters, size_hints(reading)
         )  # fmt: skip
@@ -144,7 +137,7 @@ def size_hints(reading: Reading) -> dict[str, int]:
 def _finish(gm: Module, rewritten: Module | None, inputs: Sequence[Any], options: BackendOptions, report: GraphReport) -> Any:
     """The module as a callable: through Inductor where that works and is wanted, else eagerly."""
     module = gm if rewritten is None else rewritten
-    if options.rest == "eager" or (options.rest == "auto" and not has_compiler()):
+    if options.rest in ("eager", "explain") or (options.rest == "auto" and not has_compiler()):
         report.rest = "eager"
         return module.forward
     report.rest = "inductor"

@@ -1,0 +1,98 @@
+"""The functional API: `aicf.compile` and `aicf.explain`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
+
+from aicf.errors import NotStreamed
+from aicf.report import GraphReport, Report
+from aicf.schedule.target import Target
+
+from .backend import backend_options
+
+__all__ = ["NotStreamed", "Report", "compile", "explain"]
+
+
+def compile(
+    fn_or_module: Any,
+    *,
+    fuse: Literal["auto", "always"] = "auto",
+    require: Literal["streamed"] | None = None,
+    target: Target | str | None = None,
+    schedule: Mapping[str, Any] | str | None = None,
+    threads: int | None = None,
+) -> Any:
+    """`fn_or_module` compiled: what streams runs as derived kernels, the rest as `torch.compile` runs it.
+
+    `fuse`: "auto" lets the cost model decline, "always" streams whatever can be. `require="streamed"`: the first call raises
+    `NotStreamed`, with every reason, when an attention is not streamed; nothing of that graph has run then. `target`, `schedule`,
+    `threads`: see `aicf.driver.Options`. A function gives a function, a module a module (with the same parameters).
+
+    Raises TypeError for what is not callable and ValueError for a bad option.
+    """
+    _callable(fn_or_module, "aicf.compile")
+    options = {"fuse": fuse, "require": require, "target": target, "schedule": schedule, "threads": threads}
+    backend_options(options)
+    compiled = torch.compile(fn_or_module, backend="aicf", options=options)
+    if isinstance(compiled, torch.nn.Module):
+        compiled.forward = _plain_errors(compiled.forward)
+        return compiled
+    return _plain_errors(compiled)
+
+
+def explain(fn_or_module: Any, *args: Any, **kwargs: Any) -> Report:
+    """What becomes of every attention in one call `fn_or_module(*args, **kwargs)`. The call itself runs eagerly, once.
+
+    Raises TypeError for what is not callable, and whatever the call raises.
+    """
+    _callable(fn_or_module, "aicf.explain")
+    return explained(fn_or_module, {"fuse": "auto"}, *args, **kwargs)
+
+
+def explained(fn_or_module: Any, options: Mapping[str, Any], /, *args: Any, **kwargs: Any) -> Report:
+    """`explain` under options of the backend (see `backend_options`)."""
+    report = Report()
+    before = dict(counters["graph_break"])
+
+    def note(graph: GraphReport) -> None:
+        report.graphs.append(graph)
+
+    # A fresh function object: Dynamo keeps what it compiled by code, and an explanation wants the compilation to happen.
+    torch._dynamo.reset()
+    try:
+        compiled = torch.compile(fn_or_module, backend="aicf", options={**options, "rest": "explain", "report": note})
+        compiled(*args, **kwargs)
+    finally:
+        torch._dynamo.reset()
+    report.breaks = [_first_line(why) for why, n in counters["graph_break"].items() if n > before.get(why, 0)]
+    return report
+
+
+def _first_line(reason: str) -> str:
+    return next((line.strip() for line in reason.splitlines() if line.strip()), reason)
+
+
+def _callable(x: Any, where: str) -> None:
+    if not callable(x):
+        raise TypeError(f"{where} takes a function or a torch.nn.Module, got {type(x).__name__}: {x!r}")
+
+
+def _plain_errors(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, with NotStreamed as itself and not wrapped in Dynamo's own error."""
+
+    @functools.wraps(call)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except BackendCompilerFailed as e:
+            if isinstance(e.inner_exception, NotStreamed):
+                raise e.inner_exception from None
+            raise
+
+    return run
