@@ -34,8 +34,10 @@ def fma_peak() -> tuple[Callable[[], None], float]:
     target = host_target()
     lanes, chains = target.lanes, 12
     kind = f"<{lanes} x float>"
-    ones = "<" + ", ".join(["float 1.0"] * lanes) + ">"
-    phis = "\n".join(f"  %c{i} = phi {kind} [ {ones}, %entry ], [ %n{i}, %loop ]" for i in range(chains))
+    starts = "\n".join(  # distinct, or the optimiser would merge the chains
+        f"  %g{i} = getelementptr float, ptr %p, i64 {i}\n  %b{i} = load {kind}, ptr %g{i}, align 4" for i in range(chains)
+    )
+    phis = "\n".join(f"  %c{i} = phi {kind} [ %b{i}, %entry ], [ %n{i}, %loop ]" for i in range(chains))
     steps = "\n".join(f"  %n{i} = call {kind} @llvm.fma.v{lanes}f32({kind} %c{i}, {kind} %x, {kind} %y)" for i in range(chains))
     sums = f"  %s0 = fadd {kind} %n0, %n0\n" + "\n".join(f"  %s{i} = fadd {kind} %s{i - 1}, %n{i}" for i in range(1, chains))
     text = f"""
@@ -44,6 +46,7 @@ define void @peak(ptr %p, i64 %rounds) #0 {{
 entry:
   %x = load {kind}, ptr %p
   %y = load {kind}, ptr %p
+{starts}
   br label %loop
 loop:
   %i = phi i64 [ 0, %entry ], [ %j, %loop ]

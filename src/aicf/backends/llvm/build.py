@@ -14,8 +14,8 @@ from functools import cache
 
 import llvmlite.binding as llvm
 
-from aicf.backends.llvm.emit import Slots, Target, emit_module, slots, vector_shape, worker_names
-from aicf.backends.llvm.emit.module import ENTRY, buffer_bytes
+from aicf.backends.llvm.codegen import Slots, Target, emit_module, slots, vector_shape, worker_names
+from aicf.backends.llvm.codegen.module import ENTRY, buffer_bytes
 from aicf.backends.llvm.launch import Launcher
 from aicf.kernel import Kernel
 
@@ -93,12 +93,16 @@ def compile_text(text: str, target: Target, *, assembly: bool = False) -> bytes:
     machine = _machine(target)
     module = llvm.parse_assembly(text)
     module.verify()
-    options = llvm.create_pipeline_tuning_options(speed_level=2)
-    options.loop_vectorization = False
-    options.slp_vectorization = False
-    options.loop_unrolling = False
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
+    # The emitted code is what it should be; only stack slots and repeated address arithmetic are left to clean up.
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
+    passes = llvm.create_new_function_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_new_gvn_pass()
+    passes.add_simplify_cfg_pass()
+    for function in module.functions:
+        if not function.is_declaration:
+            passes.run(function, builder)
     return machine.emit_assembly(module).encode() if assembly else machine.emit_object(module)
 
 

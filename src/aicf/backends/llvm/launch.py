@@ -7,8 +7,8 @@ import struct
 import threading
 from dataclasses import dataclass, field
 
-from aicf.backends.llvm.emit import Slots
-from aicf.backends.llvm.emit.module import BUFFERS, HEADER, STRIDE
+from aicf.backends.llvm.codegen import Slots
+from aicf.backends.llvm.codegen.module import BUFFERS, HEADER, STRIDE
 from aicf.kernel import Kernel
 from aicf.runtime.threads import fork_address, run_workers
 from aicf.scalar import DType, is_float

@@ -15,12 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from aicf.backends.llvm.emit.elementwise import AxisLoops
-from aicf.backends.llvm.emit.layout import Layout, Roles, roles
-from aicf.backends.llvm.emit.mathlib import Maths
-from aicf.backends.llvm.emit.scope import Index, Scope
-from aicf.backends.llvm.emit.text import I64, Function, Module
-from aicf.backends.llvm.emit.values import in_tile
+from aicf.backends.llvm.codegen.elementwise import AxisLoops
+from aicf.backends.llvm.codegen.layout import Layout, Roles, roles
+from aicf.backends.llvm.codegen.mathlib import Maths
+from aicf.backends.llvm.codegen.scope import Index, Scope
+from aicf.backends.llvm.codegen.text import I64, Function, Module
+from aicf.backends.llvm.codegen.values import in_tile
 from aicf.kernel import Contract
 
 Start = Literal["zero", "old", "scaled"]

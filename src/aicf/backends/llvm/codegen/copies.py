@@ -6,12 +6,12 @@ operand: keys side by side) is transposed in registers, a square of vectors at a
 
 from __future__ import annotations
 
-from aicf.backends.llvm.emit.elementwise import AxisLoops, Group, emit_group
-from aicf.backends.llvm.emit.layout import Layout
-from aicf.backends.llvm.emit.points import Point, Slot, Span, Spread, from_stored, to_stored
-from aicf.backends.llvm.emit.scope import Index, Scope, TensorRef
-from aicf.backends.llvm.emit.text import I64
-from aicf.backends.llvm.emit.values import held, in_tile, stored
+from aicf.backends.llvm.codegen.elementwise import AxisLoops, Group, emit_group
+from aicf.backends.llvm.codegen.layout import Layout
+from aicf.backends.llvm.codegen.points import Point, Slot, Span, Spread, from_stored, to_stored
+from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef
+from aicf.backends.llvm.codegen.text import I64
+from aicf.backends.llvm.codegen.values import held, in_tile, stored
 from aicf.kernel import LoadTile, Map, StoreTile, Tile
 from aicf.scalar import Const, Expr, Var, affine, cast, load, variables
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from aicf.backends.llvm.emit.expressions import Evaluator, combined, largest, smallest
-from aicf.backends.llvm.emit.layout import Layout
-from aicf.backends.llvm.emit.points import Point, Slot
-from aicf.backends.llvm.emit.scope import Index, Scope
-from aicf.backends.llvm.emit.text import I64
-from aicf.backends.llvm.emit.values import Value, held_dtype, in_tile
+from aicf.backends.llvm.codegen.expressions import Evaluator, combined, largest, smallest
+from aicf.backends.llvm.codegen.layout import Layout
+from aicf.backends.llvm.codegen.points import Point, Slot
+from aicf.backends.llvm.codegen.scope import Index, Scope
+from aicf.backends.llvm.codegen.text import I64
+from aicf.backends.llvm.codegen.values import Value, held_dtype, in_tile
 from aicf.kernel import Contract, Fill, Map, Reduce, Retry, StoreTile, Tile, statements
 from aicf.scalar import DType, Expr, call, is_float, var, variables
 

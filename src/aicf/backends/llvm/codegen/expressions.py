@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from aicf.backends.llvm.emit.mathlib import Maths
-from aicf.backends.llvm.emit.text import Function, float_text
-from aicf.backends.llvm.emit.values import Value, held, held_dtype
+from aicf.backends.llvm.codegen.mathlib import Maths
+from aicf.backends.llvm.codegen.text import Function, float_text
+from aicf.backends.llvm.codegen.values import Value, held, held_dtype
 from aicf.scalar import Call, Const, DType, Expr, Load, Reduce, Var, is_float, is_int
 
 _UNSIGNED = ("bool", "u8")

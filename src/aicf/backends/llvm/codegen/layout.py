@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from aicf.backends.llvm.emit.target import Target
-from aicf.backends.llvm.emit.values import tile_bytes
+from aicf.backends.llvm.codegen.target import Target
+from aicf.backends.llvm.codegen.values import tile_bytes
 from aicf.kernel import Contract, Fill, Kernel, LoadTile, Map, Reduce, Rows, Stmt, StoreTile, Tile, inner, statements, written
 from aicf.scalar import DType, variables
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from aicf.backends.llvm.emit.contract import emit_contract
-from aicf.backends.llvm.emit.copies import emit_load, emit_store
-from aicf.backends.llvm.emit.elementwise import AxisLoops, Pointwise, as_reduce, emit_group, groups
-from aicf.backends.llvm.emit.layout import roles
-from aicf.backends.llvm.emit.points import Point, Slot
-from aicf.backends.llvm.emit.scope import Scope, View
-from aicf.backends.llvm.emit.text import I64
-from aicf.backends.llvm.emit.values import Value
+from aicf.backends.llvm.codegen.contract import emit_contract
+from aicf.backends.llvm.codegen.copies import emit_load, emit_store
+from aicf.backends.llvm.codegen.elementwise import AxisLoops, Pointwise, as_reduce, emit_group, groups
+from aicf.backends.llvm.codegen.layout import roles
+from aicf.backends.llvm.codegen.points import Point, Slot
+from aicf.backends.llvm.codegen.scope import Scope, View
+from aicf.backends.llvm.codegen.text import I64
+from aicf.backends.llvm.codegen.values import Value
 from aicf.kernel import Contract, Fill, LoadTile, Map, Parallel, Phase, Reduce, Retry, Rows, Stmt, StoreTile, Stream, Tile
 from aicf.scalar import Const, Expr, is_int
 

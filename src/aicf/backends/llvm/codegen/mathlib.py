@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aicf.backends.llvm.emit.text import Function, Module, float_text
+from aicf.backends.llvm.codegen.text import Function, Module, float_text
 
 # exp(r) = 1 + r + r² q(r) on |r| <= ln2/2, relative error 3e-9.
 _EXP = (0.49999993431891215, 0.16666520396770734, 0.041668390831316446, 0.008368745320051954, 0.0013814537893664571)

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from aicf.backends.llvm.emit.elementwise import fold, identity
-from aicf.backends.llvm.emit.expressions import combined
-from aicf.backends.llvm.emit.layout import Plan, plan, tiles_of
-from aicf.backends.llvm.emit.loops import emit_body, number, scalar_point
-from aicf.backends.llvm.emit.points import Point, Slot, to_stored
-from aicf.backends.llvm.emit.scope import Scope, TensorRef, View
-from aicf.backends.llvm.emit.target import Target
-from aicf.backends.llvm.emit.text import I64, Function, Module
-from aicf.backends.llvm.emit.values import Value, held
+from aicf.backends.llvm.codegen.elementwise import fold, identity
+from aicf.backends.llvm.codegen.expressions import combined
+from aicf.backends.llvm.codegen.layout import Plan, plan, tiles_of
+from aicf.backends.llvm.codegen.loops import emit_body, number, scalar_point
+from aicf.backends.llvm.codegen.points import Point, Slot, to_stored
+from aicf.backends.llvm.codegen.scope import Scope, TensorRef, View
+from aicf.backends.llvm.codegen.target import Target
+from aicf.backends.llvm.codegen.text import I64, Function, Module
+from aicf.backends.llvm.codegen.values import Value, held
 from aicf.kernel import Kernel, Loop, Parallel, Stream, Summary, Tile, statements, written
 from aicf.scalar import is_float
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from aicf.backends.llvm.emit.expressions import Evaluator, splat
-from aicf.backends.llvm.emit.layout import Layout
-from aicf.backends.llvm.emit.scope import Index, Scope, TensorRef
-from aicf.backends.llvm.emit.text import I64
-from aicf.backends.llvm.emit.values import Value, held, in_tile, stored
+from aicf.backends.llvm.codegen.expressions import Evaluator, splat
+from aicf.backends.llvm.codegen.layout import Layout
+from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef
+from aicf.backends.llvm.codegen.text import I64
+from aicf.backends.llvm.codegen.values import Value, held, in_tile, stored
 from aicf.kernel import Tile
 from aicf.scalar import Const, Expr, Load, Var, affine, index
 
@@ -296,7 +296,7 @@ def constant(e: Expr) -> int | None:
 
 def to_stored(scope: Scope, v: Value, dtype: str, at: Evaluator) -> tuple[str, str]:
     """(text, LLVM type) of a value converted to tensor element type `dtype`."""
-    from aicf.backends.llvm.emit.expressions import bf16_bits
+    from aicf.backends.llvm.codegen.expressions import bf16_bits
 
     fn, n = scope.fn, scope.target.lanes
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from aicf.backends.llvm.emit.layout import Layout, Plan
-from aicf.backends.llvm.emit.target import Target
-from aicf.backends.llvm.emit.text import I64, Function
-from aicf.backends.llvm.emit.values import Value, in_tile, tile_bytes
+from aicf.backends.llvm.codegen.layout import Layout, Plan
+from aicf.backends.llvm.codegen.target import Target
+from aicf.backends.llvm.codegen.text import I64, Function
+from aicf.backends.llvm.codegen.values import Value, in_tile, tile_bytes
 from aicf.kernel import Kernel
 from aicf.scalar import DType, Expr
 
