@@ -1,0 +1,272 @@
+"""Choosing a schedule, and whether to stream at all: every possible one of a short list is predicted, the fastest is taken.
+
+    choose(Problem(rows=4096, keys=4096, items=16), host_target())  ->  Schedule, with a reason for each decision
+
+Deterministic: the same problem, target and given decisions make the same schedule. Decisions that the caller gives are kept, or
+refused with the numbers that forbid them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aicf.schedule import cpu, gpu
+from aicf.schedule.problem import Problem, kv_major_bytes, q_major_bytes
+from aicf.schedule.schedule import Order, Schedule, ScheduleError, Space, Unit, partial
+from aicf.schedule.target import CpuTarget, Target
+
+# Predictions this close are taken for equal; the one with less memory wins.
+EQUAL = 0.02
+# Key-major order needs scratch for the state and gives fewer work items: it must be predicted this much faster.
+KV_MAJOR_MARGIN = 0.10
+# The specification's fixed tiles, as decisions given to `choose` (which then fills in what they leave open).
+SPEC: Mapping[str, Any] = {"tile_m": 128, "tile_n": 64, "tile_k": 64, "order": "q_major"}
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A schedule without reasons, its prediction and its memory (bytes of the working set, or of shared memory)."""
+
+    schedule: Schedule
+    seconds: float
+    memory: int
+
+
+def estimate(problem: Problem, schedule: Schedule, target: Target) -> float:
+    """Predicted seconds of streaming `problem` under `schedule` on `target`."""
+    if isinstance(target, CpuTarget):
+        return cpu.estimate(problem, schedule, target)
+    return gpu.estimate(problem, schedule, target)
+
+
+def estimate_unfused(problem: Problem, target: Target) -> float:
+    """Predicted seconds of the unfused graph, its score matrix in memory."""
+    if isinstance(target, CpuTarget):
+        return cpu.estimate_unfused(problem, target)
+    return gpu.estimate_unfused(problem, target)
+
+
+def should_fuse(problem: Problem, target: Target, schedule: Schedule | None = None) -> tuple[bool, str]:
+    """Is streaming predicted to be at least as fast as the unfused graph? With the numbers that say so."""
+    chosen = choose(problem, target) if schedule is None else schedule
+    mine, theirs = estimate(problem, chosen, target), estimate_unfused(problem, target)
+    matrix = problem.items * problem.rows * problem.keys * problem.bytes
+    numbers = f"streaming is predicted to take {_time(mine)}, the unfused graph {_time(theirs)} (score matrix {_bytes(matrix)})"
+    if mine <= theirs:
+        return True, numbers
+    return False, f"{numbers}: not fused"
+
+
+def choose(problem: Problem, target: Target, fixed: Mapping[str, Any] | str | None = None) -> Schedule:
+    """The schedule predicted to be fastest among those that fit, with its reasons.
+
+    `fixed`: decisions to keep, as text or mapping (see `Schedule.parse`). Raises ScheduleError when they cannot be, or do not
+    fit.
+    """
+    given = Schedule.parse(fixed) if isinstance(fixed, str) else partial(fixed or {})
+    if "threads" in given:
+        problem = replace(problem, threads=given["threads"])
+    if given.get("tile_k", max(problem.widths)) < max(problem.widths):
+        raise ScheduleError(
+            f"tile_k={given['tile_k']}: a score needs its whole contraction of {max(problem.widths)}; "
+            "give at least that, or leave it out"
+        )
+    options = _cpu_options(problem, target, given) if isinstance(target, CpuTarget) else _gpu_options(problem, target, given)
+    best = _fastest(options)
+    made = replace(best.schedule, reasons=_reasons(problem, target, best, options, given))
+    return made
+
+
+def _fastest(options: list[_Option]) -> _Option:
+    """The fastest; of those about as fast the one with the least memory, then the fewest parts, then the smallest tiles."""
+    straight = [o for o in options if o.schedule.order == "q_major"]
+    limit = min((o.seconds for o in straight), default=math.inf) * (1 - KV_MAJOR_MARGIN)
+    turned = [o for o in options if o.schedule.order == "kv_major" and (not straight or o.seconds < limit)]
+    pool = turned or straight
+    least = min(o.seconds for o in pool)
+    close = [o for o in pool if o.seconds <= least * (1 + EQUAL)]
+    return min(
+        close,
+        key=lambda o: (o.schedule.kv_split, o.memory, o.schedule.tile_n, o.schedule.tile_m, o.schedule.warps, o.schedule.stages),
+    )
+
+
+def _orders(problem: Problem, given: Mapping[str, Any]) -> tuple[Order, ...]:
+    return (given["order"],) if "order" in given else ("q_major", "kv_major")
+
+
+def _splits(problem: Problem, given: Mapping[str, Any], order: Order, units: int, workers: int, tile_n: int) -> list[int]:
+    """Into how many parts the keys may be cut: none while there are work items enough, and never below 4 tiles a part."""
+    if "kv_split" in given:
+        return [given["kv_split"]]
+    if order == "kv_major" or units >= workers:
+        return [1]
+    most = max(1, min(math.ceil(workers / units), math.ceil(problem.keys / tile_n) // 4))
+    return sorted({1, most, *(s for s in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if s < most)})
+
+
+# ------------------------------------------------------------------------------------------------ CPU
+
+
+def _cpu_options(p: Problem, t: CpuTarget, given: Mapping[str, Any]) -> list[_Option]:
+    ms, ns, block = cpu.candidates(p, t)
+    made: list[_Option] = []
+    for m in [given["tile_m"]] if "tile_m" in given else ms:
+        rows = given.get("rows", min(block.rows, m))
+        for n in [given["tile_n"]] if "tile_n" in given else ns:
+            free = "tile_m" not in given and "tile_n" not in given
+            if free and not cpu.fits(p, t, m, n, rows) and (m, n) != (ms[0], ns[0]):
+                continue
+            for order in _orders(p, given):
+                units = p.items * (math.ceil(p.rows / m) if order == "q_major" else 1)
+                for split in _splits(p, given, order, units, 2 * cpu.threads(p, t), n):
+                    s = Schedule(
+                        m, n, given.get("tile_k", max(p.widths)), rows, _cpu_residency(m, rows, given), order, split,
+                        given.get("stages", 1), _mapping("thread", order, split), given.get("warps", 1), cpu.threads(p, t),
+                    )  # fmt: skip
+                    made.append(_Option(s, cpu.estimate(p, s, t), cpu.working_set(p, m, n, rows)))
+    return made
+
+
+def _cpu_residency(tile_m: int, rows: int, given: Mapping[str, Any]) -> tuple[tuple[str, Space], ...]:
+    kept: Space = "register" if rows >= tile_m else "shared"
+    return _places({"state": kept, "output_acc": kept}, given)
+
+
+def _places(own: dict[str, Space], given: Mapping[str, Any]) -> tuple[tuple[str, Space], ...]:
+    usual: dict[str, Space] = {
+        "Q_tile": "shared", "K_tile": "shared", "V_tile": "shared", "score_frag": "register", "state": "register",
+        "output_acc": "register", "O_tile": "global",
+    }  # fmt: skip
+    places: dict[str, Space] = {**usual, **own, **given.get("residency", {})}
+    return tuple(places.items())
+
+
+def _mapping(unit: Unit, order: Order, split: int) -> tuple[tuple[str, Unit], ...]:
+    loops: tuple[str, ...] = ("b", "h", "i0") if order == "q_major" else ("b", "h")
+    outer: tuple[tuple[str, Unit], ...] = tuple((loop, unit) for loop in (*loops, *(("part",) if split > 1 else ())))
+    return (*outer, ("i", "warp")) if unit == "block" else outer
+
+
+# ------------------------------------------------------------------------------------------------ GPU
+
+
+def _gpu_options(p: Problem, t: gpu.GpuTarget, given: Mapping[str, Any]) -> list[_Option]:
+    tiles = {
+        (given.get("tile_m", m), given.get("tile_n", n), given.get("warps", w), given.get("stages", s)): None
+        for m, n, w, s in gpu.candidates(p, t)
+    }
+    made: list[_Option] = []
+    refused: list[str] = []
+    for m, n, warps, stages in tiles:
+        wrong = gpu.problems(p, t, m, n, warps, stages)
+        if wrong:
+            refused.append(f"tile_m {m}, tile_n {n}, warps {warps}, stages {stages} needs " + " and ".join(wrong))
+            continue
+        for order in _orders(p, given):
+            units = p.items * (math.ceil(p.rows / m) if order == "q_major" else 1)
+            for split in _splits(p, given, order, units, math.ceil(gpu.SPLIT_FILL * t.sms), n):
+                s = Schedule(
+                    m, n, given.get("tile_k", gpu.power(max(p.widths))), given.get("rows", max(gpu.MMA_ROWS, m // warps)),
+                    _places({}, given), order, split, stages, _mapping("block", order, split), warps, 1,
+                )  # fmt: skip
+                made.append(_Option(s, gpu.estimate(p, s, t), gpu.use(p, t, m, n, warps, stages).shared))
+    if not made:
+        raise ScheduleError(
+            f"nothing fits {t.name}: {min(refused, key=lambda text: (len(text), text))}. Give smaller tiles or fewer stages."
+        )
+    return made
+
+
+# ------------------------------------------------------------------------------------------------ reasons
+
+
+def _reasons(
+    p: Problem, t: Target, best: _Option, options: list[_Option], given: Mapping[str, Any]
+) -> tuple[tuple[str, str], ...]:  # fmt: skip
+    s = best.schedule
+    told: dict[str, str] = {}
+    tiles = math.ceil(p.rows / s.tile_m)
+    head = p.bytes * p.keys * (p.width + p.value_width)
+    told["tile_m"] = f"{_bytes(head)} of K and V are read {tiles} times an item; {_compare(best, options, 'tile_m')}"
+    told["tile_n"] = _compare(best, options, "tile_n")
+    told["tile_k"] = f"a score needs its whole contraction, {max(p.widths)}"
+    if isinstance(t, CpuTarget):
+        block = cpu.register_tile(t, cpu.uses_matrix_unit(p, t))
+        told["tile_n"] += f"; panels up to {cpu.depth_limit(t, block)} keys stay in L1 ({_bytes(t.l1d)}, {t.l1_ways} ways)"
+        told["rows"] = block.reason if s.rows == block.rows else f"the problem has rows for {s.rows}; {block.reason}"
+        share = _bytes(cpu.CACHE_SHARE * t.l2)
+        fits = "fits" if best.memory <= cpu.CACHE_SHARE * t.l2 else "is more than"
+        told["working_set"] = (
+            f"{_bytes(best.memory)} {fits} {cpu.CACHE_SHARE:g} of L2 ({share}); "
+            f"the smallest of those predicted within {EQUAL:.0%} of the fastest"
+        )
+        kept = 4 * s.tile_m * (p.value_width + p.states)
+        if s.space("output_acc") == "shared":
+            told["residency"] = (
+                f"accumulators and state of {s.tile_m} rows are {_bytes(kept)}, the vector registers hold "
+                f"{_bytes(t.registers * t.vector_bits // 8)}: a core-private buffer keeps them between blocks"
+            )
+        else:
+            told["residency"] = f"the tile is one block of {s.rows} rows: its accumulators and state stay in registers"
+        units = p.items * (tiles if s.order == "q_major" else 1)
+        told["kv_split"] = _split_reason(p, best, options, units, 2 * s.threads, f"2 x {s.threads} threads")
+        told["stages"] = "the hardware prefetches; one packed tile is in use"
+        told["threads"] = f"{p.threads} asked for, {t.cores} cores"
+    else:
+        used = gpu.use(p, t, s.tile_m, s.tile_n, s.warps, s.stages)
+        told["rows"] = f"{s.tile_m} rows over {s.warps} warps"
+        told["residency"] = (
+            f"{used.shared} of {t.shared_per_block} bytes of shared memory; scores and accumulators in {used.registers} of "
+            f"{t.registers_per_thread} registers a thread; {used.resident} blocks an SM"
+        )
+        mma, other = gpu.compute_clocks(p, t, s.tile_m, s.tile_n)
+        told["stages"] = (
+            f"a tile takes {mma:.0f} clocks of MMA and {other:.0f} of exponentials; {_compare(best, options, 'stages')}"
+        )
+        told["warps"] = _compare(best, options, "warps")
+        units = p.items * (tiles if s.order == "q_major" else 1)
+        told["kv_split"] = _split_reason(
+            p, best, options, units, math.ceil(gpu.SPLIT_FILL * t.sms), f"{gpu.SPLIT_FILL:g} x {t.sms} SMs"
+        )
+    told["order"] = (
+        f"q_major moves {_bytes(p.items * q_major_bytes(p, s.tile_m))}, kv_major {_bytes(p.items * kv_major_bytes(p, s.tile_n))} "
+        f"with its state spilled; {_compare(best, options, 'order')}"
+    )
+    for name in given:
+        told[name] = f"given{'; ' + told[name] if name in told else ''}"
+    return tuple((name, told[name]) for name in sorted(told))
+
+
+def _compare(best: _Option, options: list[_Option], field: str) -> str:
+    """The prediction, and that of the best schedules with other values of one decision: up to two below and two above."""
+    by: dict[Any, float] = {}
+    for o in options:
+        value = getattr(o.schedule, field)
+        by[value] = min(by.get(value, math.inf), o.seconds)
+    mine = getattr(best.schedule, field)
+    values = sorted(by, key=lambda v: (str(type(v)), v))
+    at = values.index(mine)
+    near = [v for v in values[max(0, at - 2) : at + 3] if v != mine]
+    others = ", ".join(f"{v}: {_time(by[v])}" for v in near)
+    return f"predicted {_time(best.seconds)}" + (f" ({others})" if others else " (nothing else is possible)")
+
+
+def _split_reason(p: Problem, best: _Option, options: list[_Option], units: int, enough: int, what: str) -> str:
+    if units >= enough:
+        return f"{units} work items, enough for {what}: the keys are not cut"
+    return f"{units} work items for {what}; {_compare(best, options, 'kv_split')}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} B"

@@ -1,0 +1,140 @@
+"""Time and memory of a streaming region on a GPU: a block of warps per row tile, K and V tiles through shared memory.
+
+Tile lengths are powers of two, as Triton's blocks must be. The limits: shared memory of a block holds the query tile and `stages`
+tiles of K and V; registers hold the accumulators, a tile of scores (fp32) and its copy in the operands' type.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from aicf.scalar import is_half
+from aicf.schedule.problem import Problem
+from aicf.schedule.schedule import Schedule
+from aicf.schedule.target import GpuTarget
+
+BASE_OPS = 4  # scale, maximum, subtract, sum
+OTHER_REGISTERS = 40  # per thread: addresses, loop counters, row statistics (fitted to the tile table of FlashAttention 3)
+MMA_ROWS = 16  # of one warp's MMA; 64 for a warp group
+LATENCY_SECONDS = 1e-6  # from the start of a block until its first tile has arrived, and for its last store
+LAUNCH_SECONDS = 4e-6
+BARRIER_CLOCKS = 30.0  # per tile: waiting for copies and for the other warps
+ROW_OPS = 16  # per row and tile: two reductions across the threads of a row, the rescale factor
+SPLIT_FILL = 0.8  # blocks per SM from which cutting the keys does not pay
+
+
+@dataclass(frozen=True)
+class Use:
+    """What one block takes: bytes of shared memory, registers of a thread, and how many blocks an SM can hold."""
+
+    shared: int
+    registers: int
+    resident: int
+
+
+def power(x: int) -> int:
+    """The smallest power of two that is at least x."""
+    return 1 << max(0, x - 1).bit_length()
+
+
+def use(p: Problem, t: GpuTarget, tile_m: int, tile_n: int, warps: int, stages: int) -> Use:
+    """Shared memory e (B_q d + stages B_k (d + d_v)) and registers (B_q d_v + k B_q B_k) / threads + others, with k = 1.5 where
+    the operands have 16 bits (fp32 scores and their 16-bit copy) and 1 where they have 32. Widths padded to powers of two, at
+    least 16."""
+    width = sum(max(16, power(w)) for w in p.widths)
+    value_width = sum(max(16, power(w)) for w in p.value_widths)
+    shared = p.bytes * (tile_m * width + stages * tile_n * (width + value_width))
+    copy = 1.5 if p.bytes == 2 else 1.0
+    threads = warps * t.warp
+    registers = math.ceil((tile_m * value_width + copy * tile_m * tile_n) / threads) + OTHER_REGISTERS
+    resident = min(
+        t.shared_per_sm // max(shared, 1),
+        t.registers_per_sm // (min(registers, t.registers_per_thread) * threads),
+        t.threads_per_sm // threads,
+    )
+    return Use(shared, registers, resident)
+
+
+def problems(p: Problem, t: GpuTarget, tile_m: int, tile_n: int, warps: int, stages: int) -> list[str]:
+    """Which limits a block breaks, with the numbers."""
+    taken, found = use(p, t, tile_m, tile_n, warps, stages), list[str]()
+    if taken.shared > t.shared_per_block:
+        found.append(f"{taken.shared} bytes of shared memory, a block of {t.name} has {t.shared_per_block}")
+    if taken.registers > t.registers_per_thread:
+        found.append(f"{taken.registers} registers a thread, {t.name} has {t.registers_per_thread}")
+    if not found and taken.resident < 1:
+        found.append(f"{taken.registers} registers in {warps * t.warp} threads, an SM of {t.name} has {t.registers_per_sm}")
+    for name, length in (("tile_m", tile_m), ("tile_n", tile_n)):
+        if length != power(length) or length < MMA_ROWS:
+            found.append(f"{name} {length}: on a GPU it is a power of two of at least {MMA_ROWS}")
+    if warps != power(warps):
+        found.append(f"{warps} warps: on a GPU it is a power of two")
+    if warps * MMA_ROWS > max(tile_m, 4 * MMA_ROWS):
+        found.append(f"{warps} warps for {tile_m} rows: a warp takes at least {MMA_ROWS}")
+    return found
+
+
+def candidates(p: Problem, t: GpuTarget) -> list[tuple[int, int, int, int]]:
+    """(tile_m, tile_n, warps, stages) to be compared."""
+    most_m, most_n = max(MMA_ROWS, power(p.rows)), max(MMA_ROWS, power(p.keys))
+    return [
+        (m, n, warps, stages)
+        for m in (16, 32, 64, 128, 256)
+        for n in (16, 32, 64, 128, 256)
+        for warps in (4, 8)
+        for stages in (1, 2, 3, 4)
+        if m <= most_m and n <= most_n and (stages == 1 or t.async_copy)
+    ]
+
+
+def compute_clocks(p: Problem, t: GpuTarget, tile_m: int, tile_n: int) -> tuple[float, float]:
+    """(clocks of the two contractions, clocks of exponentials and other operations) for one tile of scores on one SM."""
+    flops = t.mma_flops if is_half(p.dtype) else t.fp32_flops
+    rows = max(tile_m, 64) if t.mma_shared and is_half(p.dtype) else tile_m  # a warp group's MMA has 64 rows, used or not
+    mma = 2.0 * rows * tile_n * (p.width + p.value_width) / flops
+    other = tile_m * tile_n * (p.exps / t.exps + (BASE_OPS + p.score_ops) / (t.fp32_flops / 2))
+    return mma, other
+
+
+def estimate(p: Problem, s: Schedule, t: GpuTarget) -> float:
+    """Predicted seconds of the streaming form."""
+    clock = t.ghz * 1e9
+    both = p.width + p.value_width
+    taken = use(p, t, s.tile_m, s.tile_n, s.warps, s.stages)
+    tiles, turns = math.ceil(p.rows / s.tile_m), math.ceil(p.keys / s.tile_n)
+    mma, other = compute_clocks(p, t, s.tile_m, s.tile_n)
+    # Two blocks on one SM, or a warp group that computes while another one's MMA runs, overlap the two; else they add up.
+    overlapped = taken.resident >= 2 or (t.mma_shared and s.warps >= 8)
+    compute = max(mma, other) + 0.25 * min(mma, other) if overlapped else mma + other
+    load = s.tile_n * both * p.bytes / (t.l2_bandwidth / t.sms) * clock
+    turn = max(compute, load) if s.stages > 1 else compute + load / max(1, taken.resident)
+    turn += BARRIER_CLOCKS + s.tile_m * (p.value_width + ROW_OPS) / (t.fp32_flops / 2)  # rescaled accumulators, row statistics
+    units = p.items * s.kv_split * (tiles if s.order == "q_major" else 1)
+    inner = math.ceil(turns / s.kv_split) * p.share(s.tile_m, s.tile_n) * (1 if s.order == "q_major" else tiles)
+    waves = math.ceil(units / t.sms)
+    seconds = waves * inner * turn / clock + math.ceil(units / (t.sms * max(1, taken.resident))) * LATENCY_SECONDS
+    once = p.bytes * both * (p.items * p.rows + p.items / p.groups * p.keys)
+    again = p.bytes * both * p.keys * p.items / p.groups
+    device = once + (again * max(0, math.ceil(waves) - 1) if again > t.l2 else 0.0)
+    if s.order == "kv_major" and turns > 1:
+        device += p.items * turns * p.rows * 2 * 4 * (p.value_width + p.states)
+    seconds = max(seconds, device / t.bandwidth)
+    if s.kv_split > 1:
+        seconds += 2 * s.kv_split * p.items * p.rows * (p.value_width + p.states) * 4 / t.bandwidth + LAUNCH_SECONDS
+    return seconds + LAUNCH_SECONDS
+
+
+def estimate_unfused(p: Problem, t: GpuTarget) -> float:
+    """Predicted seconds of the unfused graph: two matrix products and passes over the score matrix in device memory, op by op."""
+    clock = t.ghz * 1e9
+    scores = p.items * p.rows * p.keys
+    flops = t.mma_flops if is_half(p.dtype) else t.fp32_flops
+    waste = math.ceil(p.rows / MMA_ROWS) * MMA_ROWS / p.rows
+    products = 2.0 * scores * (p.width + p.value_width) * waste / (flops * t.sms * clock)
+    passes = 2 + 2 * (1 + math.ceil(p.score_ops)) + 2 * p.exps
+    rate = t.bandwidth if scores * p.bytes > t.l2 / 2 else t.l2_bandwidth
+    operands = p.items * p.bytes * (p.rows + p.keys / p.groups) * (p.width + p.value_width) / t.bandwidth
+    element = scores * p.exps / (t.exps * t.sms * clock)
+    ops = 4 + math.ceil(p.score_ops)
+    return products + passes * scores * p.bytes / rate + element + operands + ops * LAUNCH_SECONDS

@@ -1,0 +1,196 @@
+"""A schedule: every decision about how a streaming region runs, as one printable value with its reasons.
+
+    schedule q_major
+      tiles      m 96, n 64, k 64, rows 6          # of 6 rows, 64 keys at a time
+      residency  Q_tile shared, K_tile shared, …
+      stream     sequence, q_major, kv_split 1, stages 1
+      mapping    b thread, h thread, i0 thread; warps 1, threads 2
+      because    tile_m: …
+
+It is chosen by `cost.choose`, given in part by a user (`Schedule.parse("tile_m=128,order=q_major")`, the rest is then chosen),
+or the specification's fixed policy, `FIXED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, cast
+
+Space = Literal["global", "shared", "register"]
+Order = Literal["q_major", "kv_major"]
+Unit = Literal["thread", "warp", "block"]
+
+SPACES: tuple[str, ...] = ("global", "shared", "register")
+ORDERS: tuple[str, ...] = ("q_major", "kv_major")
+UNITS: tuple[str, ...] = ("thread", "warp", "block")
+
+# The values that have a place: tiles of the operands, a tile of scores, the row state (running maxima and sums), the
+# accumulators, and the output.
+VALUES: tuple[str, ...] = ("Q_tile", "K_tile", "V_tile", "score_frag", "state", "output_acc", "O_tile")
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot be: what is wrong and what would be right."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Decisions, complete. Lengths in elements.
+
+    `tile_m`, `tile_n`, `tile_k`: tiles of rows (queries), of the streamed axis (keys) and of the contracted axis. `rows`: the
+    register block, rows that are worked on at a time inside a tile. `residency`: the memory space of each of VALUES. `order`:
+    what the outer loop walks. `kv_split`: into how many parts, combined at the end, the streamed axis is cut. `stages`: tiles
+    of K and V in flight. `mapping`: what runs each loop; `warps`: per block (GPU); `threads`: worker threads (CPU). `reasons`:
+    (decision, reason) pairs.
+    """
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    rows: int
+    residency: tuple[tuple[str, Space], ...]
+    order: Order = "q_major"
+    kv_split: int = 1
+    stages: int = 1
+    mapping: tuple[tuple[str, Unit], ...] = (("b", "thread"), ("h", "thread"), ("i0", "thread"))
+    warps: int = 1
+    threads: int = 1
+    stream_axis: str = "sequence"
+    name: str = "chosen"
+    reasons: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = check(self)
+        if problems:
+            raise ScheduleError("; ".join(problems))
+
+    def space(self, value: str) -> Space:
+        """Where `value` (one of VALUES) lives. KeyError for another name."""
+        return dict(self.residency)[value]
+
+    def reason(self, decision: str) -> str:
+        """Why `decision` (a field's name) is as it is; KeyError when nothing was decided."""
+        return dict(self.reasons)[decision]
+
+    @staticmethod
+    def parse(text: str) -> Mapping[str, Any]:
+        """A partial schedule from `tile_m=128,order=q_major,residency.K_tile=shared`, for `cost.choose`.
+
+        Raises ScheduleError for an unknown name or a value that it cannot have.
+        """
+        given: dict[str, Any] = {}
+        for part in filter(None, (p.strip() for p in text.split(","))):
+            name, equals, value = (x.strip() for x in part.partition("="))
+            if not equals or not value:
+                raise ScheduleError(f"`{part}`: write name=value, for example tile_m=128")
+            given[name] = value
+        return partial(given)
+
+    def __str__(self) -> str:
+        mapping = ", ".join(f"{loop} {unit}" for loop, unit in self.mapping)
+        because = [f"  because    {decision}: {reason}" for decision, reason in self.reasons]
+        return "\n".join([
+            f"schedule {self.name}",
+            f"  tiles      m {self.tile_m}, n {self.tile_n}, k {self.tile_k}, rows {self.rows}",
+            "  residency  " + ", ".join(f"{value} {space}" for value, space in self.residency),
+            f"  stream     {self.stream_axis}, {self.order}, kv_split {self.kv_split}, stages {self.stages}",
+            f"  mapping    {mapping}; warps {self.warps}, threads {self.threads}",
+            *because,
+        ])  # fmt: skip
+
+
+_COUNTS = ("tile_m", "tile_n", "tile_k", "rows", "kv_split", "stages", "warps", "threads")
+_GIVEN = (*_COUNTS, "order", "residency")
+
+
+def partial(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The decisions in `given`, checked one by one: counts as numbers or text, `order`, `residency` (a mapping, or names
+    `residency.K_tile`). Raises ScheduleError, naming what is possible."""
+    made: dict[str, Any] = {}
+    places: dict[str, Space] = {}
+    for name, value in given.items():
+        if name in _COUNTS:
+            made[name] = _count(name, value)
+        elif name == "order":
+            if value not in ORDERS:
+                raise ScheduleError(f"order {value!r}: it is one of {', '.join(ORDERS)}")
+            made[name] = value
+        elif name == "residency" and isinstance(value, Mapping):
+            for key, space in cast("Mapping[str, str]", value).items():
+                places[key] = _place(key, space)
+        elif name.startswith("residency."):
+            key = name.removeprefix("residency.")
+            places[key] = _place(key, str(value))
+        else:
+            raise ScheduleError(f"a schedule has no {name!r}; what can be given: {', '.join(_GIVEN)}, residency.<value>")
+    if places:
+        made["residency"] = places
+    return made
+
+
+def _count(name: str, value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise ScheduleError(f"{name}={value}: it is a whole number of at least 1") from None
+    if number < 1 or number != float(value):
+        raise ScheduleError(f"{name}={value}: it is a whole number of at least 1")
+    return number
+
+
+def _place(value: str, space: str) -> Space:
+    if value not in VALUES:
+        raise ScheduleError(f"residency of {value!r}: the values are {', '.join(VALUES)}")
+    if space not in SPACES:
+        raise ScheduleError(f"residency.{value}={space}: it is one of {', '.join(SPACES)}")
+    return cast("Space", space)
+
+
+def check(schedule: Schedule) -> list[str]:
+    """What is inconsistent in a complete schedule, whatever the target."""
+    s, problems = schedule, list[str]()
+    for name in _COUNTS:
+        if getattr(s, name) < 1:
+            problems.append(f"{name} is {getattr(s, name)}, it must be at least 1")
+    if s.rows > s.tile_m:
+        problems.append(f"rows {s.rows} is more than tile_m {s.tile_m}: a register block lies inside a tile")
+    if s.order not in ORDERS:
+        problems.append(f"order {s.order!r} is none of {', '.join(ORDERS)}")
+    if s.order == "kv_major" and s.kv_split > 1:
+        problems.append(f"kv_split {s.kv_split} under kv_major: the outer loop walks the keys already, so give kv_split=1")
+    missing = [v for v in VALUES if v not in dict(s.residency)]
+    if missing:
+        problems.append(f"residency does not say where {', '.join(missing)} lives")
+    problems += [
+        f"{v} in {space!r} memory, which is none of {', '.join(SPACES)}" for v, space in s.residency if space not in SPACES
+    ]
+    if dict(s.residency).get("score_frag") == "global":
+        problems.append("score_frag in global memory: the score matrix would be stored, which streaming is there to avoid")
+    problems += [
+        f"loop {loop} runs per {unit!r}, which is none of {', '.join(UNITS)}" for loop, unit in s.mapping if unit not in UNITS
+    ]
+    return problems
+
+
+def decisions(schedule: Schedule) -> dict[str, Any]:
+    """Every decision by name, reasons left out: what the kernel cache and comparisons look at."""
+    return {f.name: getattr(schedule, f.name) for f in fields(schedule) if f.name not in ("reasons", "name")}
+
+
+_SPEC_PLACES: tuple[tuple[str, Space], ...] = (
+    ("Q_tile", "shared"), ("K_tile", "shared"), ("V_tile", "shared"), ("score_frag", "register"), ("state", "register"),
+    ("output_acc", "register"), ("O_tile", "global"),
+)  # fmt: skip
+
+# The specification's fixed values (MCIR design, sections 10.2 and 10.3): the start, to be replaced by choosing for the
+# architecture.
+FIXED = Schedule(
+    tile_m=128, tile_n=64, tile_k=64, rows=128, residency=_SPEC_PLACES, mapping=(("b", "block"), ("h", "block"), ("i0", "block")),
+    name="spec", reasons=(("tiles", "fixed by the specification: tile_m 128, tile_n 64, tile_k 64, stream axis sequence"),),
+)  # fmt: skip
+
+
+def with_threads(schedule: Schedule, threads: int) -> Schedule:
+    """The same schedule for another number of worker threads."""
+    return replace(schedule, threads=threads)
