@@ -254,6 +254,18 @@ def test_a_scale_of_the_row_goes_with_the_exponential() -> None:
     assert show(got.sums[0].stabilisers[0][1]) == "c[i]"
 
 
+@pytest.mark.parametrize("scores", [S, S / 4.0, S * 0.3, S * row("c"), S + GAMMA, row("c") * S * 2.0], ids=lambda x: show(x.e))
+def test_an_entropy_is_relative_to_the_spread_of_the_scores(scores: X) -> None:
+    logp = scores - r("m") - log(r("l"))
+    d = data()
+    d.env["s"] = d.env["s"] + 1e6
+    cascade = [*softmax(scores), reduction("H", "sum", exp(logp) * logp)]
+    got = check(cascade, {"H": r("H")}, d)
+    (centred,) = [s for s in got.sums if s.shift is not None]
+    assert centred.shift is not None and centred.shift.partner == "G_l" and centred.shift.base == "B_m"
+    assert show(got.finalize["H"]) == "G_H / G_l - log(G_l)"
+
+
 def test_base_two_stays_base_two() -> None:
     e = fn("exp2", S - r("m"))
     got = program([reduction("m", "max", S), reduction("l", "sum", e), reduction("o", "sum", e / r("l") * V)], o=r("o"))

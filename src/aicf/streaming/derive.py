@@ -37,6 +37,7 @@ from aicf.streaming.separate import (
     RANK_LIMIT,
     Context,
     Extremum,
+    Found,
     Match,
     Refused,
     canon,
@@ -48,7 +49,7 @@ from aicf.streaming.separate import (
     some,
 )
 from aicf.streaming.stream_program import Base, NotSeparable, Reduction, Shift, StreamProgram, Sum
-from aicf.streaming.terms import Term, add_up, exponential, merge, product, scaled, split, term_poly, to_expr
+from aicf.streaming.terms import Term, add_up, expanded, exponential, merge, product, scaled, split, term_poly, to_expr
 
 
 def derive(
@@ -210,18 +211,30 @@ def _centred(s: _States, terms: list[Term]) -> list[Term]:
     c = s.c
     out: list[Term] = []
     for t in terms:
-        streamed, _ = split(t, c.has_x)
-        found = [b for b in c.bases.values() if len(streamed) == 1 and streamed[0] == (b.body, 1) and is_float(b.state.dtype)]
-        if found and matching(c, t):
-            (atom, _), base = streamed[0], found[0]
-            rest = replace(t, powers=tuple(p for p in t.powers if p[0] is not atom))
-            distance = call("sub", atom, reference(base.state))
-            s.centred[distance] = base.state
-            out.append(product(rest, Term(powers=((distance, 1),))))
-            out.append(product(rest, Term(powers=((base.state, 1),))))
-        else:
+        found = next((x for b in c.bases.values() for x in _multiple(c, t, b)), None) if matching(c, t) else None
+        if found is None:
             out.append(t)
+            continue
+        base, factor, rest = found
+        distance = call("sub", base.body, reference(base.state))
+        s.centred[distance] = base.state
+        out.append(product(scaled(rest, factor), Term(powers=((distance, 1),))))
+        out.append(product(scaled(rest, factor), Term(powers=((base.state, 1),))))
     return merge(out)
+
+
+def _multiple(c: Context, t: Term, base: Found) -> list[tuple[Found, float, Term]]:
+    """(base, k, rest) if the streamed powers of `t`, or all that are free of earlier reductions, are k times the base's body."""
+    if not is_float(base.state.dtype):
+        return []
+    body = expanded(base.body, True)
+    streamed = tuple(p for p in t.powers if c.has_x(p[0]))
+    for mine in (streamed, tuple(p for p in t.powers if not c.has_rho(p[0]))):
+        have = term_poly(Term(powers=mine), True)
+        factors = {have[m] / body[m] for m in have if m in body}
+        if mine and set(have) == set(body) and len(factors) == 1:
+            return [(base, factors.pop(), replace(t, powers=tuple(p for p in t.powers if p not in mine)))]
+    return []
 
 
 def _positive_sum(s: _States, g: Var, rest: Term) -> bool:
