@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from aicf.backends.llvm.codegen.expressions import Evaluator, combined, largest, smallest
 from aicf.backends.llvm.codegen.layout import Layout
-from aicf.backends.llvm.codegen.points import Point, Slot
+from aicf.backends.llvm.codegen.points import Point, Points, Slot
 from aicf.backends.llvm.codegen.scope import Index, Scope
 from aicf.backends.llvm.codegen.text import I64
 from aicf.backends.llvm.codegen.values import Value, held_dtype, in_tile
@@ -26,6 +26,10 @@ from aicf.scalar import DType, Expr, call, is_float, var, variables
 Pointwise = Map | Reduce | Fill
 # Vectors of a row that are unrolled; longer rows are walked block by block.
 _UNROLL = 16
+# Vectors that are computed side by side.
+_TOGETHER = 4
+
+Partial = dict[int, list[str]]
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,7 @@ class _Walk:
         return -(-length // shape.chunk), shape.lanes // self.scope.target.lanes
 
     def row(self, where: dict[str, Index]) -> None:
-        partial: dict[int, list[tuple[str, str]]] = {}
+        partial: Partial = {}
         if self.group.vector is None:
             self.step(where, [Slot(0, 0)], None, partial)
             self.finish(where, partial)
@@ -207,7 +211,7 @@ class _Walk:
                 self.fn.do(f"store {kind} {start}, ptr {kinds[i][0]}")
         valid = self.scope.views[self.group.vector].valid
         with self.fn.loop(0, self.fn.ceil_div(valid, self.scope.plan.shapes[self.group.vector].chunk)) as block:
-            inside: dict[int, list[tuple[str, str]]] = {}
+            inside: Partial = {}
             self.step(where, [Slot(block, w) for w in range(words)], self.group.vector, inside)
             at = Point(self.scope, where, self.group.vector, Slot(0, 0), self.tiles).evaluator()
             for i, parts in inside.items():
@@ -215,34 +219,39 @@ class _Walk:
                 assert isinstance(s, Reduce)
                 slot, kind = kinds[i]
                 total = self.fn.op(f"load {kind}, ptr {slot}")
-                for text, _ in parts:
+                for text in parts:
                     total = combined(at, _combine(s.op), reduced_dtype(s), total, text, True)
                 self.fn.do(f"store {kind} {total}, ptr {slot}")
         for i, (slot, kind) in kinds.items():
-            partial[i] = [(self.fn.op(f"load {kind}, ptr {slot}"), "")]
+            partial[i] = [self.fn.op(f"load {kind}, ptr {slot}")]
         self.finish(where, partial)
 
-    def step(self, where: dict[str, Index], slots: list[Slot], axis: str | None, partial: dict[int, list[tuple[str, str]]]) -> None:
+    def step(self, where: dict[str, Index], slots: list[Slot], axis: str | None, partial: Partial) -> None:
         """All statements of the group for some vectors of a row; the vectors to reduce are left in `partial`."""
         points = [Point(self.scope, where, axis, slot, self.tiles) for slot in slots]
+        together = next(k for k in (_TOGETHER, 2, 1) if len(points) % k == 0)
+        bundles = [Points(points[k : k + together]) for k in range(0, len(points), together)]
         for i, s in enumerate(self.group.body):
             uniform: dict[Expr, Value] = {}
-            for point in points:
-                at = point.evaluator()
+            for bundle in bundles:
+                at = bundle.evaluator()
                 at.memo.update(uniform)
                 if isinstance(s, Reduce):
                     dtype = reduced_dtype(s)
                     value = at.convert(at.value(s.expr), dtype)
                     if axis is not None:
-                        value = self._existing(at, point, at.widen(value), s)
-                    partial.setdefault(i, []).append((value.text, ""))
+                        value = self._existing(at, bundle, at.widen(value), s)
+                    partial.setdefault(i, []).extend(v.text for v in bundle.split(value))
                 else:
                     value = at.convert(at.value(expression(s)), s.tile.dtype, expression(s))
-                    self._write(s.tile, value, point, at)
+                    if axis is not None and axis in s.tile.axes:
+                        value = at.widen(value)
+                    for point, part in zip(bundle.points, bundle.split(value), strict=True):
+                        self._write(s.tile, part, point)
                 uniform = {e: v for e, v in at.memo.items() if not v.vector}
 
-    def _existing(self, at: Evaluator, point: Point, v: Value, s: Reduce) -> Value:
-        mask = point.mask()
+    def _existing(self, at: Evaluator, bundle: Points, v: Value, s: Reduce) -> Value:
+        mask = bundle.mask()
         if mask is None:
             return v
         kind = at.type(v.dtype, True)
@@ -250,18 +259,15 @@ class _Walk:
         text = self.fn.op(f"select <{at.lanes} x i1> {mask}, {kind} {v.text}, {kind} {neutral}")
         return Value(text, v.dtype, True)
 
-    def _write(self, tile: Tile, value: Value, point: Point, at: Evaluator) -> None:
-        layout = self.layout_of or self.scope.plan.of(tile)
-        if point.axis is not None and point.axis in tile.axes:
-            value = at.widen(value)
+    def _write(self, tile: Tile, value: Value, point: Point) -> None:
         if self.layout_of is None:
             point.cache[tile.name] = value
         if tile.name in self.stored:
-            write(self.scope, layout, point, value)
+            write(self.scope, self.layout_of or self.scope.plan.of(tile), point, value)
 
     # ---------------------------------------------------------------- reductions
 
-    def finish(self, where: dict[str, Index], partial: dict[int, list[tuple[str, str]]]) -> None:
+    def finish(self, where: dict[str, Index], partial: Partial) -> None:
         """Fold the vectors of each Reduce into a number and store it."""
         for i, parts in partial.items():
             s = self.group.body[i]
@@ -269,8 +275,7 @@ class _Walk:
             point = Point(self.scope, where, None, Slot(0, 0), self.tiles)
             at = point.evaluator()
             dtype = reduced_dtype(s)
-            texts = [p[0] for p in parts]
-            total = fold(at, s.op, dtype, texts, self.group.vector is not None)
+            total = fold(at, s.op, dtype, parts, self.group.vector is not None)
             if s.accumulate:
                 old = at.convert(point.tile(s.tile), dtype)
                 total = combined(at, _combine(s.op), dtype, old.text, total, False)

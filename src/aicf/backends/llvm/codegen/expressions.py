@@ -22,13 +22,14 @@ _LARGEST_POSITION = 2**44
 
 class Evaluator:
     """Emits expressions. `lookup` gives variables, `read` gives loads (it is called with this evaluator).
+    `lanes` may be a multiple of the machine's vector.
     Variables in `unbounded` may hold any value of their type; other i64 variables are sizes and positions."""
 
     def __init__(self, fn: Function, lookup: Callable[[Var], Value], read: Callable[[Load, Evaluator], Value],
-                 unbounded: frozenset[str] = frozenset()) -> None:  # fmt: skip
+                 unbounded: frozenset[str] = frozenset(), lanes: int = 0) -> None:  # fmt: skip
         self.fn = fn
         self.unbounded = unbounded
-        self.lanes = fn.module.width
+        self.lanes = lanes or fn.module.width
         self.lookup = lookup
         self.read = read
         self.memo: dict[Expr, Value] = {}
@@ -306,7 +307,7 @@ class Evaluator:
             initial = smallest(dtype) if initial < 0 else largest(dtype)
         fn.do(f"store {self.type(dtype, True)} {self.literal(initial, dtype, True)}, ptr {slot}")
         with fn.loop(0, extent) as step:
-            inside = Evaluator(fn, self.lookup, self.read, self.unbounded)
+            inside = Evaluator(fn, self.lookup, self.read, self.unbounded, self.lanes)
             inside.memo = dict(self.memo)
             inside.memo[e.var] = Value(str(step), "i64")
             body = inside.widen(inside.value(e.body))

@@ -7,11 +7,11 @@ Polynomial coefficients are minimax fits (Lawson iteration on Chebyshev nodes) m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from aicf.backends.llvm.codegen.text import Function, Module, float_text
 
-# exp(r) = 1 + r + r² q(r) on |r| <= ln2/2, relative error 3e-9.
+# exp(r) = 1 + r + r² q(r), coefficients of q, on |r| <= ln2/2, relative error 3e-9.
 _EXP = (0.49999993431891215, 0.16666520396770734, 0.041668390831316446, 0.008368745320051954, 0.0013814537893664571)
 # log(1+f) = f - f²/2 + f³ p(f) on [sqrt(1/2)-1, sqrt(2)-1].
 _LOG = (
@@ -128,10 +128,7 @@ class Maths:
         if self.element == "double":
             return self.library("exp", x)
         x = self.at_most(89.0, self.at_least(-87.5, x))
-        # Adding 1.5 * 2^23 rounds to an integer and leaves it in the low mantissa bits.
-        magic = self.splat(12582912.0)
-        shifted = self.fma(x, self.splat(_LOG2E), magic)
-        n = self.sub(shifted, magic)
+        shifted, n = self._rounded(lambda magic: self.fma(x, self.splat(_LOG2E), magic))
         r = self.fma(n, self.splat(-_LN2_HIGH), x)
         r = self.fma(n, self.splat(-_LN2_LOW), r)
         return self._scaled(r, shifted)
@@ -140,20 +137,21 @@ class Maths:
         if self.element == "double":
             return self.library("exp2", x)
         x = self.at_most(129.0, self.at_least(-126.3, x))
-        magic = self.splat(12582912.0)
-        shifted = self.add(x, magic)
-        r = self.mul(self.sub(x, self.sub(shifted, magic)), self.splat(0.6931471805599453))
-        return self._scaled(r, shifted)
+        shifted, n = self._rounded(lambda magic: self.add(x, magic))
+        return self._scaled(self.mul(self.sub(x, n), self.splat(0.6931471805599453)), shifted)
+
+    def _rounded(self, add: Callable[[str], str]) -> tuple[str, str]:
+        """A number rounded to an integer n: (a float whose low bits are n + 126, n). Adding 1.5 * 2^23 rounds; the 126 on top of it
+        makes those bits the exponent of 2^(n-1)."""
+        magic = self.splat(12582912.0 + 126.0)
+        shifted = add(magic)
+        return shifted, self.sub(shifted, magic)
 
     def _scaled(self, r: str, shifted: str) -> str:
-        """exp(r) * 2^n with n in the low bits of `shifted`; half the power is in 2p, so that n = 128 overflows only by its product."""
-        p = self.polynomial(r, _EXP)
-        p = self.fma(self.mul(r, r), p, r)
-        one = self.splat(1.0)
-        p = self.add(p, one)
-        scale = self.int_op("shl", self.to_bits(shifted), self.splat_int(23))
-        scale = self.from_bits(self.int_op("add", scale, self.splat_int(126 << 23)))
-        return self.mul(self.add(p, p), scale)
+        """exp(r) * 2^n as 2 exp(r) * 2^(n-1): so n = 128 overflows by the product only, and n = -126 gives 0."""
+        twice = self.polynomial(r, (2.0, 2.0, *(2 * c for c in _EXP)))
+        scale = self.from_bits(self.int_op("shl", self.to_bits(shifted), self.splat_int(23)))
+        return self.mul(twice, scale)
 
     def log(self, x: str) -> str:
         return self.library("log", x) if self.element == "double" else self._log(x, 1.0)
@@ -246,7 +244,7 @@ def per_lane(module: Module, scalar: str, element: str, lanes: int, arity: int) 
     key = ("lanes", scalar, lanes, arity)
     if key in module.made:
         return module.made[key]
-    name = f"lanes_{scalar}"
+    name = f"lanes{lanes}_{scalar}"
     kind = f"<{lanes} x {element}>"
     fn = Function(module, name, ", ".join(f"{kind} %a{i}" for i in range(arity)), kind, internal=True, inline=False)
     slots = [fn.alloca(kind) for _ in range(arity + 1)]

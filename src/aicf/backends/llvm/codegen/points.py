@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from aicf.backends.llvm.codegen.expressions import Evaluator, splat
-from aicf.backends.llvm.codegen.layout import Layout
+from aicf.backends.llvm.codegen.expressions import Evaluator, bf16_bits, splat
+from aicf.backends.llvm.codegen.layout import AxisShape, Layout
 from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef
-from aicf.backends.llvm.codegen.text import I64
+from aicf.backends.llvm.codegen.text import I64, Function
 from aicf.backends.llvm.codegen.values import Value, held, in_tile, stored
 from aicf.kernel import Tile
-from aicf.scalar import Const, Expr, Load, Var, affine, index
+from aicf.scalar import Expr, Load, Var, affine, index
 
 
 class Slot(NamedTuple):
@@ -161,7 +161,7 @@ class Point:
         mask = self.mask()
         if span.step == 1 and (mask is None or tensor.dtype in ("f32", "f64", "i32", "i64")):
             return self._contiguous(tensor, span.offset, mask)
-        return self._gather(tensor, self._strided(span))
+        return self._gather(tensor, self.strided(span))
 
     def span(self, tensor: TensorRef, index_: tuple[Expr, ...], at: Evaluator) -> Span | Spread:
         """How the element offset of `index_` runs along the lanes."""
@@ -211,7 +211,7 @@ class Point:
         fn = self.scope.fn
         return fn.minimum(lane, fn.maximum(fn.sub(self.existing(), 1), 0))
 
-    def _strided(self, span: Span) -> list[I64]:
+    def strided(self, span: Span) -> list[I64]:
         fn = self.scope.fn
         if self.full():
             return [fn.add(span.offset, fn.mul(span.step, lane)) for lane in range(self.scope.target.lanes)]
@@ -228,6 +228,74 @@ class Point:
             one = fn.op(f"load {kind}, ptr {fn.pointer(tensor.base, offset, kind)}")
             text = fn.op(f"insertelement <{lanes} x {kind}> {text}, {kind} {one}, i64 {lane}")
         return from_stored(self.scope, text, tensor.dtype, True)
+
+
+@dataclass
+class Points:
+    """Several vectors of the same row as one value, as wide as all of them: what each statement does is spread over independent
+    vectors, which hides the latency of long chains such as exp."""
+
+    points: list[Point]
+
+    def evaluator(self) -> Evaluator:
+        scope = self.points[0].scope
+        lanes = scope.target.lanes * len(self.points)
+        return Evaluator(scope.fn, self.lookup, self.load, scope.unbounded, lanes)
+
+    def lookup(self, v: Var) -> Value:
+        return self.joined([p.lookup(v) for p in self.points])
+
+    def load(self, e: Load, at: Evaluator) -> Value:
+        return self.joined([p.load(e, p.evaluator()) for p in self.points])
+
+    def joined(self, parts: list[Value]) -> Value:
+        """One wide vector; a scalar stays one."""
+        if not parts[0].vector:
+            return parts[0]
+        scope = self.points[0].scope
+        text = joined(scope.fn, [v.text for v in parts], held(parts[0].dtype), scope.target.lanes)
+        return Value(text, parts[0].dtype, True)
+
+    def mask(self) -> str | None:
+        """The lanes that exist, None when all do."""
+        masks = [p.mask() for p in self.points]
+        if all(m is None for m in masks):
+            return None
+        scope = self.points[0].scope
+        ones = "<" + ", ".join(["i1 true"] * scope.target.lanes) + ">"
+        return joined(scope.fn, [m or ones for m in masks], "i1", scope.target.lanes)
+
+    def split(self, v: Value) -> list[Value]:
+        """The vectors of a wide value, one a point."""
+        if not v.vector or len(self.points) == 1:
+            return [v] * len(self.points)
+        scope = self.points[0].scope
+        lanes, kind = scope.target.lanes, held(v.dtype)
+        wide = f"<{lanes * len(self.points)} x {kind}>"
+        return [
+            Value(
+                scope.fn.op(
+                    f"shufflevector {wide} {v.text}, {wide} poison, "
+                    f"<{lanes} x i32> <{', '.join(f'i32 {i + k * lanes}' for i in range(lanes))}>"
+                ),
+                v.dtype,
+                True,
+            )
+            for k in range(len(self.points))
+        ]
+
+
+def joined(fn: Function, parts: list[str], kind: str, lanes: int) -> str:
+    """Vectors of `lanes` side by side; their number is a power of two."""
+    while len(parts) > 1:
+        order = ", ".join(f"i32 {i}" for i in range(2 * lanes))
+        old = f"<{lanes} x {kind}>"
+        parts = [
+            fn.op(f"shufflevector {old} {a}, {old} {b}, <{2 * lanes} x i32> <{order}>")
+            for a, b in zip(parts[::2], parts[1::2], strict=True)
+        ]
+        lanes *= 2
+    return parts[0]
 
 
 class Span(NamedTuple):
@@ -290,14 +358,8 @@ def from_stored(scope: Scope, text: str, dtype: str, vector: bool) -> Value:
             return Value(text, dtype, vector)  # type: ignore[arg-type]
 
 
-def constant(e: Expr) -> int | None:
-    return int(e.value) if isinstance(e, Const) else None
-
-
 def to_stored(scope: Scope, v: Value, dtype: str, at: Evaluator) -> tuple[str, str]:
     """(text, LLVM type) of a value converted to tensor element type `dtype`."""
-    from aicf.backends.llvm.codegen.expressions import bf16_bits
-
     fn, n = scope.fn, scope.target.lanes
 
     def kind(name: str) -> str:
