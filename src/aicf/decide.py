@@ -6,10 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aicf.schedule.schedule import VALUES, Schedule
-from aicf.schedule.target import Target
+import numpy as np
+
+from aicf.mcir.passes.streaming_lowering import tiling
+from aicf.scalar import Call, Const, Expr, Load, evaluate, integer, variables, walk
+from aicf.schedule.cost import choose, should_fuse
+from aicf.schedule.problem import Problem
+from aicf.schedule.schedule import Schedule
+from aicf.schedule.target import Target, host_target, named_target
+from aicf.semantic.types import product
 from aicf.streaming.recognise import Recognised
 from aicf.streaming.stream_program import StreamProgram
+
+ASSUMED = 1024  # the value of a size symbol of which nothing is known
+EXPONENTIALS = ("exp", "exp2", "expm1", "tanh", "sigmoid", "softplus", "erf", "log", "pow", "sin", "cos")
 
 
 @dataclass(frozen=True)
@@ -19,11 +29,82 @@ class Decision:
     schedule: Schedule
     fuse: bool
     reason: str
+    problem: Problem
 
 
 def decide(
     found: Recognised, program: StreamProgram, target: Target | str | None, fixed: Mapping[str, Any] | str | None,
     threads: int | None, hints: Mapping[str, int],
 ) -> Decision:  # fmt: skip
-    """The schedule for a region."""
-    return Decision(Schedule(96, 64, 64, 6, tuple((v, "shared") for v in VALUES), threads=threads or 2), True, "streaming")
+    """The schedule of a region on a target, and whether streaming is expected to be faster than the unfused form.
+
+    `fixed`: decisions of the user's, kept. `hints`: likely values of size symbols; unknown ones are taken for 1024. Raises
+    ScheduleError for decisions that cannot be and KeyError for an unknown target.
+    """
+    machine = host_target() if target is None else named_target(target) if isinstance(target, str) else target
+    workers = threads or getattr(machine, "cores", 1)
+    problem = problem_of(found, program, workers, hints)
+    schedule = choose(problem, machine, fixed)
+    fuse, reason = should_fuse(problem, machine, schedule)
+    return Decision(schedule, fuse, reason, problem)
+
+
+def problem_of(found: Recognised, program: StreamProgram, threads: int, hints: Mapping[str, int]) -> Problem:
+    """The numbers that the cost model needs of a region."""
+
+    def number(e: Expr) -> int:
+        return max(1, integer(e, {v.name: hints.get(v.name, ASSUMED) for v in variables(e)}))
+
+    rows, keys = number(found.extents[found.row]), number(found.extents[found.stream])
+    items = 1
+    for v in found.batch:
+        items *= number(found.extents[v])
+    widths = tuple(number(a.width) for a in found.atoms)
+    shared = next((x for x in walk(found.atoms[0].key) if isinstance(x, Load)), None)
+    own = items
+    if shared is not None and shared.tensor in found.loads:
+        own = max(1, number(product(found.loads[shared.tensor].type.shape)) // (keys * widths[0]))
+    skipped, edges = _skipped(found, program, rows, keys, dict(hints))
+    bodies = [*(b.body for b in program.bases), *(s.weight for s in program.sums)]
+    calls = {x for e in bodies for x in walk(e) if isinstance(x, Call)}
+    per_score = [x for x in calls if variables(x) & {*program.atoms, found.stream}]
+    return Problem(
+        rows=rows, keys=keys, items=items, groups=max(1, items // own), widths=widths,
+        value_widths=tuple(number(found.extents[s.payload[0]]) for s in program.sums if s.payload),
+        dtype=shared.dtype if shared is not None else "f32",
+        exps=max(1, sum(1 for x in per_score if x.fn in EXPONENTIALS)),
+        score_ops=float(max(0, sum(1 for x in per_score if x.fn not in EXPONENTIALS and x.dtype != "i64") - 2)),
+        skipped=skipped, edges=edges, states=max(1, len(program.bases) + sum(1 for s in program.sums if not s.payload)),
+        threads=threads,
+    )  # fmt: skip
+
+
+def _skipped(found: Recognised, program: StreamProgram, rows: int, keys: int, hints: dict[str, int]) -> tuple[float, int]:
+    """The share of scores in provably empty tiles were tiles small, and the number of edges that make larger tiles compute more:
+    a line through the shares at two tile lengths. (0, 0) when emptiness depends on tensors."""
+    short, long = 32, 128
+    if min(rows, keys) < 2 * short:
+        return 0.0, 0
+    shares = [_empty_share(found, program, n, rows, keys, hints) for n in (short, long)]
+    if shares[0] is None or shares[1] is None:
+        return 0.0, 0
+    edges = round(max(0.0, (shares[0] - shares[1]) * 2 * keys / (2 * (long - short))))
+    return min(0.999, shares[0] + edges * short / keys), edges
+
+
+def _empty_share(
+    found: Recognised, program: StreamProgram, length: int, rows: int, keys: int, hints: dict[str, int]
+) -> float | None:
+    empty = tiling(found, program, length, length).empty
+    if isinstance(empty, Const):
+        return 1.0 if empty.value else 0.0
+    if any(isinstance(x, Load) for x in walk(empty)):
+        return None
+    # A sample of row tiles is enough: 64 of them, evenly spaced.
+    starts = np.unique(np.linspace(0, (rows - 1) // length, 64).astype(np.int64)) * length
+    env: dict[str, Any] = {v.name: np.int64(hints.get(v.name, ASSUMED)) for v in variables(empty)}
+    env |= {v.name: np.int64(0) for v in found.batch}
+    env |= {"N": np.int64(rows), "M": np.int64(keys), found.row.name + "0": starts[:, None]}
+    env[found.stream.name + "0"] = np.arange(0, keys, length)[None, :]
+    holds = np.broadcast_to(evaluate(empty, env), (len(starts), -(-keys // length)))
+    return float(holds.mean())

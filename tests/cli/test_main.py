@@ -11,7 +11,9 @@ import pytest
 from aicf.cli.main import main
 
 MODEL = Path(__file__).parent / "model.py"
-SHAPES = ["--shape", "q=1x2x64x16", "--shape", "k=1x2x64x16", "--shape", "v=1x2x64x16"]
+# Sizes as small as these would be declined: that is the cost model's business, tested elsewhere.
+ALWAYS = ["--fuse", "always"]
+SHAPES = [*ALWAYS, "--shape", "q=1x2x64x16", "--shape", "k=1x2x64x16", "--shape", "v=1x2x64x16"]
 
 needs_torch = pytest.mark.skipif(subprocess.run([sys.executable, "-c", "import torch"]).returncode != 0, reason="needs PyTorch")
 
@@ -53,14 +55,14 @@ def test_explain_prints_the_report_alone_on_stdout(capsys: pytest.CaptureFixture
 
 @needs_torch
 def test_explain_a_module_class(capsys: pytest.CaptureFixture[str]):
-    code, out, _ = run(capsys, "explain", f"{MODEL}:Block", "--inputs", "make_inputs", "--require-streamed")
+    code, out, _ = run(capsys, "explain", f"{MODEL}:Block", "--inputs", "make_inputs", *ALWAYS, "--require-streamed")
     assert code == 0 and "streamed" in out
 
 
 @needs_torch
 @pytest.mark.parametrize("function", ["over_queries", "no_attention"])
 def test_require_streamed_exits_with_3(function: str, capsys: pytest.CaptureFixture[str]):
-    shapes = ["--shape", "x=4x4"] if function == "no_attention" else SHAPES
+    shapes = [*ALWAYS, "--shape", "x=4x4"] if function == "no_attention" else SHAPES
     assert run(capsys, "explain", f"{MODEL}:{function}", *shapes)[0] == 0
     code, _, err = run(capsys, "explain", f"{MODEL}:{function}", *shapes, "--require-streamed")
     assert code == 3 and "(--require-streamed)" in err
@@ -72,18 +74,18 @@ def test_require_streamed_exits_with_3(function: str, capsys: pytest.CaptureFixt
     [("semantic", "matmul"), ("mcir", "StreamingRegion("), ("kernel", "stream "), ("llvm", "define "), ("asm", "\n")],
 )
 def test_dump_every_stage(stage: str, word: str, capsys: pytest.CaptureFixture[str]):
-    code, out, _ = run(capsys, "dump", stage, f"{MODEL}:attention", "--inputs", "make_inputs")
+    code, out, _ = run(capsys, "dump", stage, f"{MODEL}:attention", "--inputs", "make_inputs", *ALWAYS)
     assert code == 0 and word in out
 
 
 @needs_torch
 def test_dump_diff(capsys: pytest.CaptureFixture[str]):
-    code, out, _ = run(capsys, "dump", "mcir", f"{MODEL}:attention", "--inputs", "make_inputs", "--diff", "semantic")
+    code, out, _ = run(capsys, "dump", "mcir", f"{MODEL}:attention", "--inputs", "make_inputs", *ALWAYS, "--diff", "semantic")
     assert code == 0
     assert out.startswith("--- semantic\n+++ mcir\n@@ ")
-    _, out, _ = run(capsys, "dump", "mcir", f"{MODEL}:attention", "--inputs", "make_inputs", "--diff", "mcir")
+    _, out, _ = run(capsys, "dump", "mcir", f"{MODEL}:attention", "--inputs", "make_inputs", *ALWAYS, "--diff", "mcir")
     assert out == "mcir and mcir are the same text\n"
-    code, _, err = run(capsys, "dump", "mcir", f"{MODEL}:attention", "--inputs", "make_inputs", "--diff", "soup")
+    code, _, err = run(capsys, "dump", "mcir", f"{MODEL}:attention", "--inputs", "make_inputs", *ALWAYS, "--diff", "soup")
     assert code == 1 and "aicf: error: cannot dump 'soup': " in err
 
 
@@ -137,7 +139,7 @@ def test_bench_lists_its_cases(capsys: pytest.CaptureFixture[str]):
 
 @needs_torch
 def test_a_reader_that_leaves_early_is_no_error():
-    dump = f"{sys.executable} -m aicf.cli.main dump asm {MODEL}:attention --inputs make_inputs"
+    dump = f"{sys.executable} -m aicf.cli.main dump asm {MODEL}:attention --inputs make_inputs --fuse always"
     command = f"{dump} | head -n 1 >/dev/null; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode == 0 and "BrokenPipe" not in done.stderr, done.stderr

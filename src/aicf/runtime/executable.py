@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from aicf.kernel import Kernel, Parallel, Stream, Summary, statements
-from aicf.kernel.lower import Binding, lower_to_kernel
+from aicf.kernel.lowering import Binding, lower_to_kernel
 from aicf.mcir import Region
 from aicf.scalar import BYTES, evaluate, integer, variables
 from aicf.schedule.schedule import Schedule
