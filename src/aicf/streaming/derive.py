@@ -31,8 +31,7 @@ from aicf.scalar import (
     walk,
 )
 from aicf.scalar import show as show_expr
-from aicf.streaming.gauge import gauge_free, same_value
-from aicf.streaming.separate import (
+from aicf.streaming.context import (
     IDENTITY,
     RANK_LIMIT,
     Context,
@@ -40,14 +39,14 @@ from aicf.streaming.separate import (
     Found,
     Match,
     Refused,
-    canon,
-    extremum,
     matching,
     new_base,
     positive,
-    separate,
     some,
 )
+from aicf.streaming.extrema import extremum
+from aicf.streaming.gauge import gauge_free, same_value
+from aicf.streaming.separate import canon, separate
 from aicf.streaming.stream_program import Base, NotSeparable, Reduction, Shift, StreamProgram, Sum
 from aicf.streaming.terms import Term, add_up, expanded, exponential, merge, product, scaled, split, term_poly, to_expr
 
@@ -247,7 +246,6 @@ def _carried(s: _States, name: str, t: Term, dtype: DType) -> tuple[Var, Term, T
     c = s.c
     streamed, hoisted = split(t, c.has_x)
     matches = matching(c, t)
-    used = frozenset[object]().union(*(m.used for m in matches))
     inside: list[Term] = []
     outside: list[Term] = []
     for e in t.exponent:
@@ -260,7 +258,7 @@ def _carried(s: _States, name: str, t: Term, dtype: DType) -> tuple[Var, Term, T
         else:
             # An addend of the row: what the extremum's own body holds stays with it, and so does everything that
             # nothing keeps in range, as in the source.
-            kept = not matches or frozenset(term_poly(e, False)) <= used
+            kept = not matches or any(frozenset(term_poly(e, m.exact)) <= m.used for m in matches)
             (inside if kept and any_streamed(c, t) else outside).append(e)
     rest = Term(coef=t.coef, powers=hoisted, exponent=tuple(outside))
     weight, value, payload = _body(s, Term(powers=streamed, keep=t.keep), inside, matches, dtype)

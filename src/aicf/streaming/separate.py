@@ -2,7 +2,6 @@
 
     sums      exp(s - m) / l * v         ->   [exp(-m) / l] * [exp(s) * v]                 finite rank
               (x - mu) ** 2              ->   x*x  - 2 mu * x  + mu*mu * 1
-    extrema   max over j of |x - mu|     ->   max(max x - mu, mu - min x)                  finite tropical rank
 
 Every subexpression is x (it depends on the stream), rho (it depends on earlier reductions), both (then it must separate) or
 neither (an input of the row: it goes with either side). Only expressions of both kinds are taken apart; the rest stays as
@@ -11,89 +10,12 @@ written. The grammar is closed and everything outside it is refused with the gui
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Literal
 
-from aicf.scalar import (
-    FUNCTIONS,
-    Call,
-    Const,
-    DType,
-    Expr,
-    Var,
-    call,
-    cast,
-    children,
-    const,
-    is_float,
-    is_half,
-    promote,
-    rebuild,
-    substitute,
-    var,
-    variables,
-)
-from aicf.streaming.terms import (
-    LN2,
-    Term,
-    add_up,
-    expanded,
-    inverse,
-    merge,
-    product,
-    scaled,
-    term_poly,
-    to_expr,
-)
-
-RANK_LIMIT = 8
-Extremum = Literal["max", "min"]
-IDENTITY = {"max": float("-inf"), "min": float("inf")}
-
-
-class Refused(Exception):
-    """Internal: carries the reason out of the recursion; `derive` turns it into a NotSeparable."""
-
-    def __init__(self, reason: str, where: Expr) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.where = where
-
-
-@dataclass
-class Found:
-    """A running extremum found so far."""
-
-    state: Var
-    op: Extremum
-    body: Expr
-    init: Expr | None
-
-
-@dataclass
-class Context:
-    """What is known while a cascade is taken apart: which variables are x and rho, and the states found so far."""
-
-    x: frozenset[Var]
-    dtype: DType
-    rho: set[Var] = field(default_factory=set[Var])
-    values: dict[Var, Expr] = field(default_factory=dict[Var, Expr])
-    bases: dict[Var, Found] = field(default_factory=dict[Var, Found])
-    positive: set[Var] = field(default_factory=set[Var])
-    # Sums known to hold exp(u - max u), which is 1 at the maximum: name -> the key of that exponential.
-    covers: dict[Var, list[Term]] = field(default_factory=dict[Var, list[Term]])
-    reduction: str = ""
-    canonical: dict[Expr, Expr] = field(default_factory=dict[Expr, Expr])
-
-    def has_x(self, e: Expr) -> bool:
-        return not variables(e).isdisjoint(self.x)
-
-    def has_rho(self, e: Expr) -> bool:
-        return not variables(e).isdisjoint(self.rho)
-
-    def mixed(self, e: Expr) -> bool:
-        return self.has_x(e) and self.has_rho(e)
-
+from aicf.scalar import Call, Const, Expr, Var, call, children, const, is_float, promote, rebuild
+from aicf.streaming.context import IDENTITY, RANK_LIMIT, Context, Extremum, Refused, matching, new_base, positive
+from aicf.streaming.terms import LN2, Term, add_up, inverse, merge, product, scaled, to_expr
 
 # ------------------------------------------------------------------------------------------------ sums
 
@@ -209,18 +131,18 @@ def _power(c: Context, e: Expr, a: Expr, n: int) -> list[Term]:
     return out
 
 
-def _addends(c: Context, e: Expr, sign: float) -> list[tuple[float, Expr]]:
+def addends(c: Context, e: Expr, sign: float) -> list[tuple[float, Expr]]:
     """The addends of a mixed sum, with their signs."""
     if c.mixed(e) and isinstance(e, Call):
         match e.fn, e.args:
             case "add", (a, b):
-                return _addends(c, a, sign) + _addends(c, b, sign)
+                return addends(c, a, sign) + addends(c, b, sign)
             case "sub", (a, b):
-                return _addends(c, a, sign) + _addends(c, b, -sign)
+                return addends(c, a, sign) + addends(c, b, -sign)
             case "neg", (a,):
-                return _addends(c, a, -sign)
+                return addends(c, a, -sign)
             case "cast", (a,) if is_float(e.dtype):
-                return _addends(c, a, sign)
+                return addends(c, a, sign)
             case _:
                 pass
     return [(sign, e)]
@@ -229,7 +151,7 @@ def _addends(c: Context, e: Expr, sign: float) -> list[tuple[float, Expr]]:
 def _exponential(c: Context, a: Expr, scale: float) -> list[Term]:
     """exp(scale * a)."""
     out = [Term()]
-    for sign, part in _addends(c, a, scale):
+    for sign, part in addends(c, a, scale):
         if isinstance(part, Call) and part.fn == "where" and c.mixed(part):
             factor = const(sign, part.dtype)
             chosen = [call("exp", call("mul", factor, b)) for b in part.args[1:]]
@@ -354,22 +276,13 @@ def _where(c: Context, condition: Expr, a: Expr, b: Expr) -> list[Term]:
             _kept(c, t, call("not", condition)) for t in separate(c, b)
         ]
     row = canon(c, condition)
-    return [replace(t, rows=_with(t.rows, row)) for t in separate(c, a)] + [
-        replace(t, rows=_with(t.rows, call("not", row))) for t in separate(c, b)
+    return [replace(t, rows=with_condition(t.rows, row)) for t in separate(c, a)] + [
+        replace(t, rows=with_condition(t.rows, call("not", row))) for t in separate(c, b)
     ]
 
 
-def _with(conditions: tuple[Expr, ...], more: Expr) -> tuple[Expr, ...]:
+def with_condition(conditions: tuple[Expr, ...], more: Expr) -> tuple[Expr, ...]:
     return conditions if more in conditions else (*conditions, more)
-
-
-def _where_kept(e: Expr, keep: tuple[Expr, ...]) -> Expr:
-    """`e` where the conditions are known to hold: `where(keep, s, -inf)` is `s` there."""
-    for condition in keep:
-        e = substitute(e, {condition: const(True, "bool")})
-        if isinstance(condition, Call) and condition.fn == "not":
-            e = substitute(e, {condition.args[0]: const(False, "bool")})
-    return e
 
 
 def _kept(c: Context, t: Term, condition: Expr) -> Term:
@@ -379,7 +292,7 @@ def _kept(c: Context, t: Term, condition: Expr) -> Term:
     if mine and t.exponent:
         value = to_expr(Term(powers=mine), c.dtype)
         mine = ((call("where", condition, value, const(0, value.dtype)), 1),)
-    return replace(t, powers=rest + mine, keep=_with(t.keep, condition))
+    return replace(t, powers=rest + mine, keep=with_condition(t.keep, condition))
 
 
 def _row_event(c: Context, condition: Expr) -> Expr | None:
@@ -443,221 +356,6 @@ def _covering(c: Context, atom: Expr, exponential: frozenset[object]) -> bool:
         a, b = atom.args
         return (_covering(c, a, exponential) and positive(c, b)) or (_covering(c, b, exponential) and positive(c, a))
     return False
-
-
-def positive(c: Context, e: Expr) -> bool:
-    """Known to be >= 0 and not 0 by its form (0 only by underflow)."""
-    match e:
-        case Const():
-            return not isinstance(e.value, bool) and e.value > 0
-        case Var():
-            return e in c.positive
-        case Call(fn="exp" | "exp2" | "sigmoid" | "softplus"):
-            return True
-        case Call(fn="add" | "mul" | "div", args=(a, b)):
-            return positive(c, a) and positive(c, b)
-        case Call(fn="max", args=(a, b)):
-            return positive(c, a) or positive(c, b)
-        case Call(fn="min", args=(a, b)):
-            return positive(c, a) and positive(c, b)
-        case Call(fn="sqrt" | "rsqrt" | "cast", args=(a,)):
-            return positive(c, a)
-        case _:
-            return False
-
-
-# ------------------------------------------------------------------------------------------------ exponents and extrema
-
-
-@dataclass(frozen=True)
-class Match:
-    """A factor exp(-p * base) of a term that belongs to a factor exp(p * u), where base is the extremum of u.
-
-    `body` is u as written (under the term's conditions); `whole`: u is all that the exponential holds of the stream;
-    `exact`: and it has the very same roundings. `used`: the monomials of the exponent that u accounts for.
-    """
-
-    base: Found
-    p: Term
-    body: Expr
-    exact: bool
-    whole: bool
-    used: frozenset[object]
-
-
-def matching(c: Context, t: Term) -> list[Match]:
-    """The extrema whose exponential must stay next to the streamed factor of `t` (the stabiliser rule)."""
-    streamed = [e for e in t.exponent if any(c.has_x(a) for a, _ in e.powers)]
-    inert = [e for e in t.exponent if not any(c.has_x(a) or c.has_rho(a) for a, _ in e.powers)]
-    if not streamed:
-        return []
-    out: list[Match] = []
-    for e in t.exponent:
-        hits = [a for a, n in e.powers if isinstance(a, Var) and a in c.bases and n == 1]
-        if len(hits) != 1:
-            continue
-        others = tuple(p for p in e.powers if p[0] is not hits[0])
-        if any(c.has_rho(a) for a, _ in others):
-            continue
-        base = c.bases[hits[0]]
-        p = Term(coef=-e.coef, powers=others)
-        found = _covered(c, base, p, streamed, inert, t.keep)
-        if found is not None:
-            out.append(found)
-    return out
-
-
-def _covered(
-    c: Context, base: Found, p: Term, streamed: list[Term], inert: list[Term], keep: tuple[Expr, ...]
-) -> Match | None:
-    bodies = _united(base)
-    for body in dict.fromkeys([*bodies, *(_where_kept(b, keep) for b in bodies)]):
-        for strict in (True, False):
-            wanted = _poly(product(p, Term(powers=((body, 1),))), strict)
-            have: dict[frozenset[tuple[Expr, int]], float] = {}
-            for e in streamed + inert:
-                for m, k in _poly(e, strict).items():
-                    have[m] = have.get(m, 0.0) + k
-            if wanted and all(have.get(m) == k for m, k in wanted.items()):
-                left = [m for m in have if m not in wanted]
-                whole = not any(c.has_x(a) for m in left for a, _ in m)
-                return Match(base, p, body, strict and whole, whole, frozenset(wanted))
-    return None
-
-
-def _poly(t: Term, strict: bool) -> dict[frozenset[tuple[Expr, int]], float]:
-    return term_poly(t, strict)
-
-
-def _united(base: Found) -> list[Expr]:
-    """The arguments of a body that is itself a maximum: the extremum bounds each of them."""
-    out: list[Expr] = []
-    stack = [base.body]
-    while stack:
-        e = stack.pop()
-        out.append(e)
-        if isinstance(e, Call) and e.fn == base.op:
-            stack.extend(e.args)
-    return out
-
-
-def extremum(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...] = ()) -> Expr:
-    """`op` over the stream of `e`, as an expression of new or known running extrema. Raises Refused."""
-    if not c.has_rho(e):
-        return new_base(c, e, op, keep)
-    if not c.has_x(e):
-        return _if_any(c, canon(c, e), op, keep)
-    if not isinstance(e, Call):
-        raise Refused("its place in a tensor mixes the streamed element and earlier reductions", e)
-    opposite: Extremum = "min" if op == "max" else "max"
-    match e.fn, e.args:
-        case "cast", (a,) if is_float(e.dtype) and is_float(a.dtype):
-            return extremum(c, a, op, keep)
-        case "neg", (a,):
-            return canon(c, call("neg", extremum(c, a, opposite, keep)))
-        case ("max" | "min"), (a, b) if e.fn == op:
-            return canon(c, call(op, extremum(c, a, op, keep), extremum(c, b, op, keep)))
-        case "abs", (a,) if op == "max":
-            return canon(c, call("max", extremum(c, a, op, keep), extremum(c, call("neg", a), op, keep)))
-        case "where", (condition, a, b) if not c.has_rho(condition):
-            sides = ((a, condition), (b, call("not", condition)))
-            parts = [extremum(c, x, op, _with(keep, k)) for x, k in sides if not _is_identity(x, op)]
-            return canon(c, call(op, *parts)) if len(parts) == 2 else parts[0]
-        case "where", (condition, a, b) if not c.has_x(condition):
-            return call("where", canon(c, condition), extremum(c, a, op, keep), extremum(c, b, op, keep))
-        case fn, (a,) if fn in FUNCTIONS and FUNCTIONS[fn].monotone:
-            return _if_any(c, canon(c, call(fn, extremum(c, a, op, keep))), op, keep)
-        case ("mul" | "div"), _:
-            scaled_by = _positive_scale(c, e)
-            if scaled_by is not None:
-                rest, mine = scaled_by
-                return canon(c, call("mul", rest, extremum(c, mine, op, keep)))
-        case _:
-            pass
-    return _additive(c, e, op, keep)
-
-
-def _if_any(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...]) -> Expr:
-    """`e` if some element satisfies `keep`, else the identity: for values that don't become the identity by themselves."""
-    return call("where", some(c, keep), e, const(IDENTITY[op], e.dtype)) if keep else e
-
-
-def some(c: Context, keep: tuple[Expr, ...]) -> Expr:
-    """Whether any element satisfies `keep`: a maximum over 0 where it does and -inf elsewhere is above -inf."""
-    found = new_base(c, const(0.0, c.dtype), "max", keep)
-    return call("ne", found, const(IDENTITY["max"], found.dtype))
-
-
-def _is_identity(e: Expr, op: Extremum) -> bool:
-    return isinstance(e, Const) and float(e.value) == IDENTITY[op]
-
-
-def _positive_scale(c: Context, e: Expr) -> tuple[Expr, Expr] | None:
-    """(h, g) with e = h * g and h > 0 free of the stream, or None."""
-    terms = separate(c, e)
-    if len(terms) != 1 or terms[0].keep or terms[0].rows:
-        return None
-    (t,) = terms
-    if any(not c.has_x(a) and not positive(c, a) and n % 2 for a, n in t.powers):
-        return None
-    rest = Term(powers=tuple(p for p in t.powers if not c.has_x(p[0])),
-                exponent=tuple(x for x in t.exponent if not any(c.has_x(a) for a, _ in x.powers)))  # fmt: skip
-    if not rest.exponent and not rest.powers:
-        return None
-    # exp(u - m): the maximum of u goes with the exponential.
-    mine = Term(coef=t.coef, powers=tuple(p for p in t.powers if c.has_x(p[0])),
-                exponent=tuple(x for x in t.exponent if any(c.has_x(a) for a, _ in x.powers)))  # fmt: skip
-    return to_expr(rest, c.dtype), to_expr(mine, c.dtype)
-
-
-def _additive(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...]) -> Expr:
-    """u(x) + v(rho)."""
-    addends = _addends(c, e, 1.0)
-    inner = [(s, a) for s, a in addends if isinstance(a, Call) and a.fn in ("max", "min", "where", "abs") and c.mixed(a)]
-    if len(inner) == 1 and len(addends) > 1:
-        s, a = inner[0]
-        rest = [x for x in addends if x[1] is not a]
-        total = a if s > 0 else call("neg", a)
-
-        def plus(arg: Expr) -> Expr:
-            out = arg if s > 0 else call("neg", arg)
-            for sign, r in rest:
-                out = call("add" if sign > 0 else "sub", out, r)
-            return out
-
-        if isinstance(total, Call) and a.fn == ("max" if (op == "max") == (s > 0) else "min"):
-            return extremum(c, call(op, plus(a.args[0]), plus(a.args[1])), op, keep)
-        if a.fn == "where":
-            return extremum(c, call("where", a.args[0], plus(a.args[1]), plus(a.args[2])), op, keep)
-    u: list[Term] = []
-    v: list[Term] = []
-    for t in separate(c, e, "all"):
-        whole = to_expr(t, c.dtype)
-        if c.mixed(whole):
-            raise Refused(f"{op} of a product that mixes the streamed element and earlier reductions", whole)
-        (u if c.has_x(whole) else v).append(t)
-    element = add_up(u, c.dtype)
-    return canon(c, call("add", new_base(c, element, op, keep), add_up(v, c.dtype)))
-
-
-def new_base(
-    c: Context, body: Expr, op: Extremum, keep: tuple[Expr, ...], init: Expr | None = None, like: Var | None = None
-) -> Expr:
-    """The state of `op` over the stream of `body` where `keep` holds; the one that exists if there is one."""
-    for condition in keep:
-        body = call("where", condition, body, cast(const(IDENTITY[op], c.dtype), promote(body.dtype, c.dtype)))
-    same = expanded(body, True)
-    for found in c.bases.values():
-        if found.op == op and found.init is init and (found.body is body or expanded(found.body, True) == same):
-            return found.state
-    dtype: DType = c.dtype if is_half(body.dtype) or body.dtype == "bool" else body.dtype
-    taken = {b.name for b in c.bases}
-    stem = f"B_{c.reduction}" if like is None else like.name
-    name = next(n for n in (stem, *(f"{stem}_{i}" for i in range(1, 1 + len(taken)))) if n not in taken)
-    state = var(name, dtype)
-    c.bases[state] = Found(state, op, body, init)
-    c.rho.add(state)
-    return state
 
 
 # ------------------------------------------------------------------------------------------------ expressions of the row

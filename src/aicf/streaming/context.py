@@ -1,0 +1,191 @@
+"""What is known while a cascade is taken apart: what is x, what is rho, the running extrema found so far and what they bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from aicf.scalar import Call, Const, DType, Expr, Var, call, cast, const, is_half, promote, substitute, var, variables
+from aicf.streaming.terms import Term, expanded, product, term_poly
+
+RANK_LIMIT = 8
+Extremum = Literal["max", "min"]
+IDENTITY: dict[str, float] = {"max": float("-inf"), "min": float("inf")}
+
+
+class Refused(Exception):
+    """Internal: carries the reason out of the recursion; `derive` turns it into a NotSeparable."""
+
+    def __init__(self, reason: str, where: Expr) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.where = where
+
+
+@dataclass
+class Found:
+    """A running extremum found so far."""
+
+    state: Var
+    op: Extremum
+    body: Expr
+    init: Expr | None
+
+
+@dataclass
+class Context:
+    """What is known while a cascade is taken apart: which variables are x and rho, and the states found so far."""
+
+    x: frozenset[Var]
+    dtype: DType
+    rho: set[Var] = field(default_factory=set[Var])
+    values: dict[Var, Expr] = field(default_factory=dict[Var, Expr])
+    bases: dict[Var, Found] = field(default_factory=dict[Var, Found])
+    positive: set[Var] = field(default_factory=set[Var])
+    # Sums known to hold exp(u - max u), which is 1 at the maximum: name -> the key of that exponential.
+    covers: dict[Var, list[Term]] = field(default_factory=dict[Var, list[Term]])
+    reduction: str = ""
+    canonical: dict[Expr, Expr] = field(default_factory=dict[Expr, Expr])
+
+    def has_x(self, e: Expr) -> bool:
+        return not variables(e).isdisjoint(self.x)
+
+    def has_rho(self, e: Expr) -> bool:
+        return not variables(e).isdisjoint(self.rho)
+
+    def mixed(self, e: Expr) -> bool:
+        return self.has_x(e) and self.has_rho(e)
+
+
+def positive(c: Context, e: Expr) -> bool:
+    """Known to be >= 0 and not 0 by its form (0 only by underflow)."""
+    match e:
+        case Const():
+            return not isinstance(e.value, bool) and e.value > 0
+        case Var():
+            return e in c.positive
+        case Call(fn="exp" | "exp2" | "sigmoid" | "softplus"):
+            return True
+        case Call(fn="add" | "mul" | "div", args=(a, b)):
+            return positive(c, a) and positive(c, b)
+        case Call(fn="max", args=(a, b)):
+            return positive(c, a) or positive(c, b)
+        case Call(fn="min", args=(a, b)):
+            return positive(c, a) and positive(c, b)
+        case Call(fn="sqrt" | "rsqrt" | "cast", args=(a,)):
+            return positive(c, a)
+        case _:
+            return False
+
+
+# ------------------------------------------------------------------------------------------------ running extrema
+
+
+def new_base(
+    c: Context, body: Expr, op: Extremum, keep: tuple[Expr, ...], init: Expr | None = None, like: Var | None = None
+) -> Expr:
+    """The state of `op` over the stream of `body` where `keep` holds; the one that exists if there is one."""
+    for condition in keep:
+        body = call("where", condition, body, cast(const(IDENTITY[op], c.dtype), promote(body.dtype, c.dtype)))
+    same = expanded(body, True)
+    for found in c.bases.values():
+        if found.op == op and found.init is init and (found.body is body or expanded(found.body, True) == same):
+            return found.state
+    dtype: DType = c.dtype if is_half(body.dtype) or body.dtype == "bool" else body.dtype
+    taken = {b.name for b in c.bases}
+    stem = f"B_{c.reduction}" if like is None else like.name
+    name = next(n for n in (stem, *(f"{stem}_{i}" for i in range(1, 1 + len(taken)))) if n not in taken)
+    state = var(name, dtype)
+    c.bases[state] = Found(state, op, body, init)
+    c.rho.add(state)
+    return state
+
+
+def some(c: Context, keep: tuple[Expr, ...]) -> Expr:
+    """Whether any element satisfies `keep`: a maximum over 0 where it does and -inf elsewhere is above -inf."""
+    found = new_base(c, const(0.0, c.dtype), "max", keep)
+    return call("ne", found, const(IDENTITY["max"], found.dtype))
+
+
+# ------------------------------------------------------------------------------------------------ what an extremum bounds
+
+
+@dataclass(frozen=True)
+class Match:
+    """A factor exp(-p * base) of a term that belongs to a factor exp(p * u), where base is the extremum of u.
+
+    `body` is u as written (under the term's conditions); `whole`: u is all that the exponential holds of the stream;
+    `exact`: and it has the very same roundings. `used`: the monomials of the exponent that u accounts for.
+    """
+
+    base: Found
+    p: Term
+    body: Expr
+    exact: bool
+    whole: bool
+    used: frozenset[object]
+
+
+def matching(c: Context, t: Term) -> list[Match]:
+    """The extrema whose exponential must stay next to the streamed factor of `t` (the stabiliser rule)."""
+    streamed = [e for e in t.exponent if any(c.has_x(a) for a, _ in e.powers)]
+    inert = [e for e in t.exponent if not any(c.has_x(a) or c.has_rho(a) for a, _ in e.powers)]
+    if not streamed:
+        return []
+    out: list[Match] = []
+    for e in t.exponent:
+        hits = [a for a, n in e.powers if isinstance(a, Var) and a in c.bases and n == 1]
+        if len(hits) != 1:
+            continue
+        others = tuple(p for p in e.powers if p[0] is not hits[0])
+        if any(c.has_rho(a) for a, _ in others):
+            continue
+        base = c.bases[hits[0]]
+        p = Term(coef=-e.coef, powers=others)
+        found = _covered(c, base, p, streamed, inert, t.keep)
+        if found is not None:
+            out.append(found)
+    return out
+
+
+def _covered(
+    c: Context, base: Found, p: Term, streamed: list[Term], inert: list[Term], keep: tuple[Expr, ...]
+) -> Match | None:
+    bodies = _united(base)
+    for body in dict.fromkeys([*bodies, *(_where_kept(b, keep) for b in bodies)]):
+        for strict in (True, False):
+            wanted = _poly(product(p, Term(powers=((body, 1),))), strict)
+            have: dict[frozenset[tuple[Expr, int]], float] = {}
+            for e in streamed + inert:
+                for m, k in _poly(e, strict).items():
+                    have[m] = have.get(m, 0.0) + k
+            if wanted and all(have.get(m) == k for m, k in wanted.items()):
+                left = [m for m in have if m not in wanted]
+                whole = not any(c.has_x(a) for m in left for a, _ in m)
+                return Match(base, p, body, strict and whole, whole, frozenset(wanted))
+    return None
+
+
+def _poly(t: Term, strict: bool) -> dict[frozenset[tuple[Expr, int]], float]:
+    return term_poly(t, strict)
+
+
+def _united(base: Found) -> list[Expr]:
+    """The arguments of a body that is itself a maximum: the extremum bounds each of them."""
+    out: list[Expr] = []
+    stack = [base.body]
+    while stack:
+        e = stack.pop()
+        out.append(e)
+        if isinstance(e, Call) and e.fn == base.op:
+            stack.extend(e.args)
+    return out
+
+
+def _where_kept(e: Expr, keep: tuple[Expr, ...]) -> Expr:
+    """`e` where the conditions are known to hold: `where(keep, s, -inf)` is `s` there."""
+    for condition in keep:
+        e = substitute(e, {condition: const(True, "bool")})
+        if isinstance(condition, Call) and condition.fn == "not":
+            e = substitute(e, {condition.args[0]: const(False, "bool")})
+    return e
