@@ -12,7 +12,7 @@ exist are left out rather than multiplied with zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from aicf.backends.llvm.codegen.elementwise import AxisLoops
@@ -107,23 +107,27 @@ def _rows(
     blocked = any(t.linear(r.x) is None for t in (a, c) if r.x in t.stride)
     blocked = blocked or (s.rescale is not None and scope.plan.of(s.rescale).linear(r.x) is None)
     piece = min(shape.chunk, view.length) if blocked or r.x in c.local or view.base != 0 else view.length
+    if view.length <= min(piece, most) and isinstance(view.valid, str):
+        _call(s, r, a, b, c, scope, where, first, steps, start, element, vectors, view.length, Index(0, 0), at_y, view.valid)
+        return
     # Rows that do not exist are computed too: they are there in the buffers, and nothing reads them.
     pieces = fn.ceil_div(view.valid, piece) if piece < view.length else 1
     with fn.loop(0, pieces) as number:
         block: I64 = number if piece < view.length else 0
         full, rest = divmod(piece, most)
-        base = Index(block, 0)
         with fn.loop(0, full) as group:
             lane = fn.mul(group, most)
-            _call(s, r, a, b, c, scope, where, first, steps, start, element, vectors, most, Index(base.block, lane), at_y)
+            _call(s, r, a, b, c, scope, where, first, steps, start, element, vectors, most, Index(block, lane), at_y)
         if rest:
-            _call(s, r, a, b, c, scope, where, first, steps, start, element, vectors, rest, Index(base.block, full * most), at_y)
+            _call(s, r, a, b, c, scope, where, first, steps, start, element, vectors, rest, Index(block, full * most), at_y)
 
 
 def _call(
     s: Contract, r: Roles, a: Layout, b: Layout, c: Layout, scope: Scope, where: dict[str, Index], first: Index, steps: I64,
     start: Start, element: str, vectors: int, rows: int, at_x: Index | None, at_y: Index,
+    valid: str | None = None,
 ) -> None:  # fmt: skip
+    """One register tile. `valid` is the number of its rows that exist, when that is for the run to say."""
     fn = scope.fn
     place = {**where, s.over: first, r.y: at_y}
     if r.x is not None and at_x is not None:
@@ -142,13 +146,41 @@ def _call(
         rows, vectors, element, in_tile(a.dtype), in_tile(b.dtype), in_tile(c.dtype), row(a), _step(a, s.over), _step(b, s.over),
         row(c), row(scale) if scale is not None else 0, start, steps if isinstance(steps, int) else None,
     )  # fmt: skip
-    name = micro_kernel(fn.module, shape)
     scale_pointer = pointer(scale) if scale is not None else "null"
-    fn.do(f"call fastcc void @{name}(ptr {pointer(a)}, ptr {pointer(b)}, ptr {pointer(c)}, ptr {scale_pointer}, i64 {steps})")
+    arguments = f"ptr {pointer(a)}, ptr {pointer(b)}, ptr {pointer(c)}, ptr {scale_pointer}, i64 {steps}"
+    if valid is None:
+        fn.do(f"call fastcc void @{micro_kernel(fn.module, shape)}({arguments})")
+    else:
+        fn.do(f"call fastcc void @{short_kernel(fn.module, shape)}({arguments}, i64 {valid})")
 
 
 def _step(layout: Layout, over: str) -> int:
     return layout.linear(over) or 1
+
+
+def short_kernel(module: Module, m: Micro) -> str:
+    """The function of a shape that computes as many rows as exist, rounded up to 1, 2, 4 … or all: the last block of a tile may be
+    short."""
+    key = ("short", m)
+    if key in module.made:
+        return module.made[key]
+    name = f"rows_{m.rows}x{m.vectors}_{m.start}_{len(module.made)}"
+    module.made[key] = name
+    arguments = "ptr %a, ptr %b, ptr %c, ptr %s, i64 %n"
+    fn = Function(module, name, arguments + ", i64 %rows", internal=True, inline=False)
+    fn.head = fn.head.replace("define internal void", "define internal fastcc void")
+    for rows in reversed([m.rows, *(n for n in (8, 4, 2, 1) if n < m.rows)]):
+        fits, more = fn.new_label("fits"), fn.new_label("more")
+        if rows == m.rows:
+            fn.jump(fits)
+        else:
+            fn.do(f"br i1 {fn.compare('sle', '%rows', rows)}, label %{fits}, label %{more}")
+        fn.label(fits)
+        fn.do(f"tail call fastcc void @{micro_kernel(module, replace(m, rows=rows))}({arguments})")
+        fn.do("ret void")
+        if rows != m.rows:
+            fn.label(more)
+    return name
 
 
 def micro_kernel(module: Module, m: Micro) -> str:
@@ -209,7 +241,8 @@ def micro_kernel(module: Module, m: Micro) -> str:
         fn.label(body)
         current = [p[0] for p in phis[:-2]]
         for k in range(unroll):
-            current = step(current, phis[-2][0], phis[-1][0], k)
+            part = slice(k % chains * len(tiles), (k % chains + 1) * len(tiles))
+            current[part] = step(current[part], phis[-2][0], phis[-1][0], k)
         following = [
             *current,
             fn.pointer(phis[-2][0], unroll * m.a_step, m.a_kind),
@@ -224,12 +257,19 @@ def micro_kernel(module: Module, m: Micro) -> str:
         return [p[0] for p in phis[:-2]], phis[-2][0], phis[-1][0]
 
     unroll = 4
+    # Few rows leave registers free: several partial sums hide the latency of the multiply-adds, and round less.
+    chains = next(n for n in (4, 2, 1) if n * len(tiles) <= max(12, module.registers - 8) or n == 1)
+    zeros = ["zeroinitializer"] * (len(tiles) * (chains - 1))
     if m.steps is None:
         rounds: I64 = fn.op(f"lshr i64 %n, {unroll.bit_length() - 1}")
         rest: I64 = fn.op(f"and i64 %n, {unroll - 1}")
     else:
         rounds, rest = divmod(m.steps, unroll)
-    accumulators, a, b = loop(start, rounds, "%a", "%b", unroll)
+    accumulators, a, b = loop(start + zeros, rounds, "%a", "%b", unroll)
+    while chains > 1:
+        chains //= 2
+        half = len(accumulators) // 2
+        accumulators = [maths.add(x, y) for x, y in zip(accumulators[:half], accumulators[half:], strict=True)]
     accumulators, a, b = loop(accumulators, rest, a, b, 1)
     for (r, v), text in zip(tiles, accumulators, strict=True):
         narrow = _narrowed(fn, text, wide, f"<{lanes} x {m.c_kind}>")
