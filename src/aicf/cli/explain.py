@@ -10,12 +10,13 @@ from aicf.cli.inputs import gather
 from aicf.cli.progress import say
 from aicf.cli.source import load_callable, split, where
 from aicf.frontends.torch import api
+from aicf.frontends.torch.inputs import call_error, inference
 
 
 def run(options: Namespace) -> int:
     """Print the report. NOT_STREAMED when --require-streamed and an attention was not streamed, or none was found."""
     report = make_report(options)
-    print(report)
+    print(str(report).rstrip("\n"))
     if not options.require_streamed:
         return OK
     missed = [region for region in report.regions if region.status != "streamed"]
@@ -33,9 +34,15 @@ def make_report(options: Namespace) -> api.Report:
     say(f"compiling {options.function} for {inputs}")
     began = time.perf_counter()
     try:
-        report = api.explain(fn, *inputs.args, **dict(inputs.kwargs))
+        with inference():
+            report = api.explained(fn, {"fuse": options.fuse}, *inputs.args, **dict(inputs.kwargs))
     except Exception as e:
         path, _ = split(options.function)
-        raise CommandError(f"{options.function} failed with {inputs}: {where(e, path)}{type(e).__name__}: {e}") from e
+        # Dynamo wraps the user's own mistakes in pages of advice; a dry run tells them plainly.
+        error = call_error(fn, inputs.args, dict(inputs.kwargs)) or e
+        message = str(error).strip().split("\n\n")[0]
+        raise CommandError(
+            f"{options.function} failed with {inputs}: {where(error, path)}{type(error).__name__}: {message}"
+        ) from e
     say(f"done in {time.perf_counter() - began:.1f} s")
     return report

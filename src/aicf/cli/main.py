@@ -129,6 +129,12 @@ def _function(command: argparse.ArgumentParser) -> None:
     command.add_argument("--shape", action="append", default=[], metavar="NAME=SIZES", help="a random tensor for a parameter")
     command.add_argument("--value", action="append", default=[], metavar="NAME=LITERAL", help="a value for a parameter")
     command.add_argument("--inputs", metavar="FUNCTION", help="a function that returns the inputs")
+    command.add_argument(
+        "--fuse",
+        choices=("auto", "always"),
+        default="auto",
+        help="auto: stream where it is predicted to pay; always: wherever possible",
+    )
 
 
 if __name__ == "__main__":

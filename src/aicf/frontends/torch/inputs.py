@@ -1,8 +1,15 @@
-"""Random tensors by shape and type name, for the command line and benchmarks."""
+"""Calls made up on the command line: random tensors, and a dry run that tells the user's error from the compiler's."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
 
 # Each type by the names that people know it by: this project's, PyTorch's, the specification's.
 DTYPES: dict[str, torch.dtype] = {
@@ -22,3 +29,31 @@ def random_tensor(shape: tuple[int, ...], dtype: str, seed: int) -> torch.Tensor
     if kind.is_floating_point:
         return torch.randn(shape, generator=generator).to(kind)
     return torch.randint(0, 2, shape, generator=generator).to(kind)
+
+
+@contextlib.contextmanager
+def inference() -> Iterator[None]:
+    """No gradients (a module's parameters would ask for them, and none are derived yet), and no log of failing shapes: errors
+    that a call raises are the caller's to print."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def call_error(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
+    """What `fn` itself raises on tensors of these shapes and types, found without computing anything; None when nothing."""
+    with inference(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+
+        def fake(x: Any) -> Any:
+            return mode.from_tensor(x) if isinstance(x, torch.Tensor) else x
+
+        try:
+            fn(*tree_map(fake, tuple(args)), **tree_map(fake, dict(kwargs)))
+        except Exception as e:
+            return e
+    return None
