@@ -100,7 +100,7 @@ def _phases(names: Names, operands: Mapping[str, Tile], before: list[Stmt], empt
 
 
 def _combine(names: Names, count: Expr) -> list[Stmt]:
-    """The state of one more part taken in (streaming.md, T2)."""
+    """The state of one more part taken in (streaming.md, T2). Tiles here are as long as the row tile: names of their own."""
     out: list[Stmt] = []
     part = index("c0")
     mine: dict[Expr, Expr] = {}
@@ -108,16 +108,18 @@ def _combine(names: Names, count: Expr) -> list[Stmt]:
     for b in names.program.bases:
         other = names.row_tile(f"other{b.name[1:]}")
         out.append(Map(other, names.spilled(b, part, shape=(count,))))
-        new = names.row_tile(f"new{b.name[1:]}")
-        out.append(Map(new, call(b.op, var(b.name, "f32"), var(other.name, "f32"))))
-        out.append(Map(names.row_tile(b.ref.name), reference(b, var(new.name, "f32"))))
-        mine[b.old] = old_reference(b, var(b.name, "f32"))
-        theirs[b.old] = old_reference(b, var(other.name, "f32"))
+        both = names.row_tile(f"both{b.name[1:]}")
+        out.append(Map(both, call(b.op, var(b.name, "f32"), var(other.name, "f32"))))
+        shared = names.row_tile(f"both_{b.ref.name}")
+        out.append(Map(shared, reference(b, var(both.name, "f32"))))
+        for known, extremum in ((mine, b.name), (theirs, other.name)):
+            known[b.ref] = var(shared.name, "f32")
+            known[b.old] = substitute(old_reference(b, var(extremum, "f32")), known)
     scales: dict[Expr, tuple[Expr, Expr]] = {}
     for s in names.program.sums:
         if s.scale is not None and s.scale not in scales:
             end = "" if not scales else str(len(scales) + 1)
-            pair = (names.row_tile(f"scale{end}"), names.row_tile(f"other_scale{end}"))
+            pair = (names.row_tile(f"own_scale{end}"), names.row_tile(f"other_scale{end}"))
             out += [Map(t, substitute(s.scale, known)) for t, known in zip(pair, (mine, theirs), strict=True)]
             scales[s.scale] = (var(pair[0].name, "f32"), var(pair[1].name, "f32"))
     by_name = {s.name: s for s in names.program.sums}
@@ -128,7 +130,7 @@ def _combine(names: Names, count: Expr) -> list[Stmt]:
         given = names.spilled(s, part, shape=(count,))
         their_partner = None if partner is None else names.spilled(partner, part, shape=(count,))
         out.append(Map(names.state(s), call("add", own, rebased(s, given, their_partner, b, theirs))))
-    out += [Map(names.state(b), var(f"new{b.name[1:]}", "f32")) for b in names.program.bases]
+    out += [Map(names.state(b), var(f"both{b.name[1:]}", "f32")) for b in names.program.bases]
     return out
 
 

@@ -114,9 +114,13 @@ def read_elsewhere(tile: Tile, group: Group, scope: Scope) -> bool:
                 return True
             case _:
                 pass
-    # Read before it is written here: the value comes from the last iteration of a loop.
-    first = next((s for s in group.body if s.tile.name == tile.name), None)
-    return first is None or tile.name in reads(first)
+    # Read before (or while) it is first written here: the value comes from the last iteration of a loop.
+    for s in group.body:
+        if tile.name in reads(s):
+            return True
+        if s.tile.name == tile.name:
+            return False
+    return True
 
 
 def identity(op: str, dtype: DType) -> float | int:
