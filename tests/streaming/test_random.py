@@ -136,7 +136,7 @@ def _tolerance(cascade: list[Reduction], d: Data) -> float:
     return 1e-10 * size**2
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cascades(), SEEDS)
 def test_random_cascades(made: tuple[list[Reduction], dict[str, X]], seed: int) -> None:
     cascade, outputs = made
@@ -155,7 +155,7 @@ def test_random_cascades(made: tuple[list[Reduction], dict[str, X]], seed: int) 
             close(in_tree[name], want[name], tolerance, 1.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cascades(), SEEDS, st.floats(-3.0, 3.0))
 def test_a_free_gauge_may_move(made: tuple[list[Reduction], dict[str, X]], seed: int, shift: float) -> None:
     cascade, outputs = made
@@ -209,7 +209,7 @@ def expressions(draw: Draw, depth: int = 3) -> X:
     return fn(kind, a, draw(expressions(depth - 1)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(expressions(), st.sampled_from(["sum", "max", "min"]), SEEDS)
 def test_any_body_is_separated_or_refused_with_its_guilty_part(body: X, op: str, seed: int) -> None:
     cascade = [reduction("mu", "sum", S / 37.0), reduction("m", "max", T), reduction("z", op, body)]

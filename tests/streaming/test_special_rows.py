@@ -50,6 +50,11 @@ def _nan_to_num(probability: X) -> X:
     return where(fn("isnan", probability), 0.0, probability)
 
 
+_SINK = sink_cascade()
+_TOP = maximum(r("m"), row("sink"))
+_TOP2 = maximum(r("m2"), row("sink") - _TOP)
+_SINK_P = exp(S - _TOP - _TOP2) / (r("l") + exp(row("sink") - _TOP - _TOP2))
+
 CASCADES: dict[str, tuple[Cascade, dict[str, X]]] = {
     "softmax times V": ([*softmax(), reduction("o", "sum", p() * V)], {"o": r("o")}),
     "normalised last": ([*softmax(), reduction("o", "sum", exp(S - r("m")) * V)], {"o": r("o") / r("l")}),
@@ -71,6 +76,15 @@ CASCADES: dict[str, tuple[Cascade, dict[str, X]]] = {
             reduction("o", "sum", where(fn("isnan", p()), 0.0, where(fn("eq", p(), INF), 3.0, where(
                 fn("eq", p(), -INF), -3.0, p()))) * V),
         ], {"o": r("o")},
+    ),
+    "zero instead of NaN, with a sink": (
+        [*_SINK[0][:3], reduction("o", "sum", _nan_to_num(_SINK_P) * V)], {"o": r("o")}
+    ),
+    "zero instead of NaN, in half precision": (
+        [*softmax(), reduction("o", "sum", _nan_to_num(p().to("f16")) * V)], {"o": r("o")}
+    ),
+    "an epsilon in the denominator": (
+        [*softmax(), reduction("o", "sum", exp(S - r("m")) * V)], {"o": r("o") / (r("l") + 1e-6)}
     ),
     "sigmoid": ([reduction("o", "sum", fn("sigmoid", S) * V)], {"o": r("o")}),
     "sum and mean": ([reduction("mu", "sum", S / 37.0)], {"mu": r("mu")}),
