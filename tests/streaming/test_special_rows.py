@@ -141,7 +141,8 @@ def test_special_rows(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("mask", ["none kept in a row", "nothing kept", "all kept", "one kept"])
 @pytest.mark.parametrize("masked_before", [False, True])
-def test_masks_after_the_softmax(mask: str, masked_before: bool) -> None:
+@pytest.mark.parametrize("spelling", ["probability", "numerator", "renormalised", "renormalised with an epsilon", "scaled"])
+def test_masks_after_the_softmax(mask: str, masked_before: bool, spelling: str) -> None:
     d = data(n=13)
     keep = np.random.default_rng(3).random((13, ROWS, 1)) < 0.5
     match mask:
@@ -156,10 +157,19 @@ def test_masks_after_the_softmax(mask: str, masked_before: bool) -> None:
             keep[5] = True
     d.env["t"] = keep.astype(float)
     scores = MASKED if masked_before else S
-    check([*softmax(scores), reduction("o", "sum", where(KEEP, p(scores), 0.0) * V)], {"o": r("o")}, d)
+    kept = where(KEEP, p(scores), 0.0)
+    weight = {
+        "probability": kept,
+        "numerator": where(KEEP, exp(scores - r("m")), 0.0) / r("l"),
+        "renormalised": kept / r("l2"),
+        "renormalised with an epsilon": kept / (r("l2") + 1e-6),
+        "scaled": kept * (row("lam") / r("l")),
+    }[spelling]
+    cascade = [*softmax(scores), reduction("l2", "sum", kept), reduction("o", "sum", weight * V)]
+    check(cascade, {"o": r("o")}, d)
     # The scores of a row may be -inf without the mask having anything to do with it.
     d.env["s"][:, 0] = -INF
-    check([*softmax(scores), reduction("o", "sum", where(KEEP, p(scores), 0.0) * V)], {"o": r("o")}, d)
+    check(cascade, {"o": r("o")}, d)
 
 
 def test_one_element_and_an_empty_tile() -> None:

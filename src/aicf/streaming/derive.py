@@ -48,7 +48,21 @@ from aicf.streaming.extrema import extremum
 from aicf.streaming.gauge import gauge_free, same_value
 from aicf.streaming.separate import canon, separate
 from aicf.streaming.stream_program import Base, NotSeparable, Reduction, Shift, StreamProgram, Sum
-from aicf.streaming.terms import Term, add_up, expanded, exponential, merge, product, scaled, split, term_poly, to_expr
+from aicf.streaming.terms import (
+    Term,
+    add_up,
+    expanded,
+    exponential,
+    inverse,
+    merge,
+    multiply_powers,
+    product,
+    scaled,
+    split,
+    term_poly,
+    to_expr,
+)
+from aicf.streaming.terms import key as term_key
 
 
 def derive(
@@ -198,7 +212,15 @@ def _sum(s: _States, name: str, body: Expr) -> Expr:
         for me in [var(name, dtype), *(g for g, _, _ in parts if len(parts) == 1)]:
             c.positive.add(me)
             c.covers[me] = [s.terms[g] for g, _, rest in parts if rest == Term()]
-    return _chosen(c, [(t, product(Term(powers=((g, 1),)), rest)) for g, t, rest in parts], dtype)
+    return _chosen(c, [(t, product(Term(powers=((g, 1),)), rest), _outer(t, rest)) for g, t, rest in parts], dtype)
+
+
+def _outer(t: Term, rest: Term) -> Term:
+    """Of the hoisted factor `rest`, what stands outside of the conditions on the element."""
+    if not t.keep:
+        return Term()
+    powers = multiply_powers(rest.powers, tuple((a, -n) for a, n in t.inner[0]))
+    return Term(powers=powers, exponent=tuple(e for e in rest.exponent if e not in t.inner[1]))
 
 
 def _centred(s: _States, terms: list[Term]) -> list[Term]:
@@ -345,26 +367,34 @@ def _scale(c: Context, matches: list[Match]) -> Expr | None:
     return exponential(moved, c.dtype) if moved else None
 
 
-def _chosen(c: Context, parts: list[tuple[Term, Term]], dtype: DType) -> Expr:
-    """The sum of terms. Row conditions select between whole sums: the side not taken may hold NaN."""
-    for t, _ in parts:
+def _chosen(c: Context, parts: list[tuple[Term, Term, Term]], dtype: DType) -> Expr:
+    """The sum of (term, carried sum times hoisted factor, the hoisted factor's part that is outside of conditions).
+
+    Row conditions select between whole sums: the side not taken may hold NaN.
+    """
+    for t, _, _ in parts:
         for condition in t.rows:
             base = condition.args[0] if isinstance(condition, Call) and condition.fn == "not" else condition
             contrary = call("not", base)
-            yes = [(replace(u, rows=_less(u.rows, base)), h) for u, h in parts if contrary not in u.rows]
-            no = [(replace(u, rows=_less(u.rows, contrary)), h) for u, h in parts if base not in u.rows]
+            yes = [(replace(u, rows=_less(u.rows, base)), h, o) for u, h, o in parts if contrary not in u.rows]
+            no = [(replace(u, rows=_less(u.rows, contrary)), h, o) for u, h, o in parts if base not in u.rows]
             return call("where", base, _chosen(c, yes, dtype), _chosen(c, no, dtype))
-    groups: dict[tuple[Expr, ...], list[Term]] = {}
-    for t, h in parts:
+    groups: dict[object, list[tuple[Term, Term, Term]]] = {}
+    for t, h, outer in parts:
+        selected = product(h, inverse(outer))
         # The first power is the carried sum itself.
-        risky = bool(t.keep) and any(c.has_rho(a) for a, _ in h.powers[1:] + tuple(p for e in h.exponent for p in e.powers))
-        groups.setdefault(t.keep if risky else (), []).append(h)
+        risky = bool(t.keep) and any(
+            c.has_rho(a) for a, _ in selected.powers[1:] + tuple(p for e in selected.exponent for p in e.powers)
+        )
+        groups.setdefault((t.keep, term_key(outer)) if risky else (), []).append((t, selected if risky else h, outer))
     total: Expr | None = None
-    for keep, members in groups.items():
-        value = add_up(members, dtype)
-        if keep:
-            # No element was selected: the source adds up zeros, whatever the row's factor is.
-            value = call("where", some(c, keep), value, const(0, value.dtype))
+    for group, members in groups.items():
+        value = add_up([h for _, h, _ in members], dtype)
+        if group:
+            # No element was selected: the source adds up zeros, whatever the row's factor under the condition is.
+            t, _, outer = members[0]
+            value = call("where", some(c, t.keep), value, const(0, value.dtype))
+            value = value if outer == Term() else to_expr(product(Term(powers=((value, 1),)), outer), dtype)
         total = value if total is None else call("add", total, value)
     return const(0, dtype) if total is None else total
 

@@ -292,7 +292,11 @@ def _kept(c: Context, t: Term, condition: Expr) -> Term:
     if mine and t.exponent:
         value = to_expr(Term(powers=mine), c.dtype)
         mine = ((call("where", condition, value, const(0, value.dtype)), 1),)
-    return replace(t, powers=rest + mine, keep=with_condition(t.keep, condition))
+    inner = (
+        tuple(p for p in rest if c.has_rho(p[0])),
+        tuple(e for e in t.exponent if any(c.has_rho(a) for a, _ in e.powers)),
+    )
+    return replace(t, powers=rest + mine, keep=with_condition(t.keep, condition), inner=inner)
 
 
 def _row_event(c: Context, condition: Expr) -> Expr | None:

@@ -21,13 +21,17 @@ Powers = tuple[tuple[Expr, int], ...]
 
 @dataclass(frozen=True)
 class Term:
-    """`where(keep and rows, coef * prod(atom ** n) * exp(sum(exponent)), 0)`. The exponent's terms have no exponent."""
+    """`where(keep and rows, coef * prod(atom ** n) * exp(sum(exponent)), 0)`. The exponent's terms have no exponent.
+
+    `inner` are the factors of the row that stand under `keep` in the source (the others multiply the selected value).
+    """
 
     coef: float = 1.0
     powers: Powers = ()
     exponent: tuple[Term, ...] = ()
     keep: tuple[Expr, ...] = ()
     rows: tuple[Expr, ...] = ()
+    inner: tuple[Powers, tuple[Term, ...]] = ((), ())
 
     @property
     def plain(self) -> bool:
@@ -38,7 +42,8 @@ class Term:
 def key(t: Term) -> tuple[object, ...]:
     """What identifies a term up to its number and the order of its parts."""
     exponent = frozenset((key(e), e.coef) for e in t.exponent)
-    return (frozenset(t.powers), exponent, frozenset(t.keep), frozenset(t.rows))
+    inner = (frozenset(t.inner[0]), frozenset((key(e), e.coef) for e in t.inner[1]))
+    return (frozenset(t.powers), exponent, frozenset(t.keep), frozenset(t.rows), inner)
 
 
 def merge(terms: Iterable[Term]) -> list[Term]:
@@ -63,7 +68,9 @@ def multiply_powers(a: Powers, b: Powers) -> Powers:
 
 def product(a: Term, b: Term) -> Term:
     exponent = tuple(merge(a.exponent + b.exponent)) if a.exponent and b.exponent else a.exponent or b.exponent
-    return Term(a.coef * b.coef, multiply_powers(a.powers, b.powers), exponent, _union(a.keep, b.keep), _union(a.rows, b.rows))
+    inner = (multiply_powers(a.inner[0], b.inner[0]), (*a.inner[1], *b.inner[1]))
+    powers = multiply_powers(a.powers, b.powers)
+    return Term(a.coef * b.coef, powers, exponent, _union(a.keep, b.keep), _union(a.rows, b.rows), inner)
 
 
 def scaled(t: Term, by: float) -> Term:
