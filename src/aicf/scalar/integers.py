@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
 
-from aicf.scalar.expr import Call, Const, Expr, Var, integer_const, raw, variables
+from aicf.scalar.expr import Call, Const, Expr, Var, integer_const, raw, show, variables
 
 Monomial = tuple[Expr, ...]
 Poly = dict[Monomial, int]
@@ -32,8 +32,15 @@ def extents(known: Mapping[Var, Expr]) -> Iterator[None]:
         _EXTENTS.reset(token)
 
 
+_TEXTS: dict[Expr, str] = {}
+
+
 def _order(e: Expr) -> str:
-    return repr(e)
+    """What atoms are ordered by: their text, made once."""
+    found = _TEXTS.get(e)
+    if found is None:
+        found = _TEXTS[e] = show(e)
+    return found
 
 
 def poly(e: Expr) -> Poly:

@@ -60,6 +60,9 @@ class Box:
     high: Mapping[Var, Expr]
     number: Mapping[Var, Expr]
     requests: dict[tuple[str, Expr], Request] = field(default_factory=dict[tuple[str, Expr], Request])
+    # What was found before: subexpressions recur in the bodies of the extremum and of every sum.
+    intervals: dict[Expr, tuple[Expr, Expr] | None] = field(default_factory=dict[Expr, "tuple[Expr, Expr] | None"])
+    truths: dict[tuple[Expr, bool], Expr] = field(default_factory=dict[tuple[Expr, bool], Expr])
 
     def axes(self, e: Expr) -> list[Var]:
         """The box's position variables in `e`."""
@@ -84,6 +87,12 @@ Interval = tuple[Expr, Expr]
 
 def interval(box: Box, e: Expr) -> Interval | None:
     """Expressions for inclusive bounds of a number over the box; None when nothing is known."""
+    if e not in box.intervals:
+        box.intervals[e] = _interval(box, e)
+    return box.intervals[e]
+
+
+def _interval(box: Box, e: Expr) -> Interval | None:
     if not box.axes(e):
         return (e, e) if not _opaque(e) else None
     if e.dtype == "i64":
@@ -206,6 +215,13 @@ def may(box: Box, c: Expr) -> Expr:
 
 def _truth(box: Box, c: Expr, value: bool) -> Expr:
     """An expression that implies: `c` is `value` everywhere."""
+    found = box.truths.get((c, value))
+    if found is None:
+        found = box.truths[c, value] = _proof(box, c, value)
+    return found
+
+
+def _proof(box: Box, c: Expr, value: bool) -> Expr:
     if not box.axes(c) and not _opaque(c):
         return c if value else call("not", c)
     match c:
