@@ -54,13 +54,13 @@ def emit_contract(s: Contract, scope: Scope) -> None:
     b = scope.plan.copy(r.b, r.y)
     if b is None:
         b = _packed(s, r, scope)
-    _batches(s, r, b, scope, (*r.batch, *r.outer), {})
+    _outer(s, r, b, scope, r.outer, {})
 
 
-def _batches(s: Contract, r: Roles, b: Layout, scope: Scope, axes: tuple[str, ...], where: dict[str, Index]) -> None:
+def _outer(s: Contract, r: Roles, b: Layout, scope: Scope, axes: tuple[str, ...], where: dict[str, Index]) -> None:
     if axes:
         with AxisLoops(scope, axes[0]) as at:
-            _batches(s, r, b, scope, axes[1:], {**where, axes[0]: at})
+            _outer(s, r, b, scope, axes[1:], {**where, axes[0]: at})
         return
     a = scope.plan.of(r.a)
     over = scope.views[s.over]

@@ -411,7 +411,7 @@ def _bytes(kind: str) -> int:
 
 
 def as_reduce(s: Contract) -> list[Pointwise]:
-    """A Contract whose operands share all their axes, as element-wise statements."""
+    """A Contract as element-wise statements: a dot product, or one of integers."""
     made: list[Pointwise] = []
     if s.accumulate and s.rescale is not None:
         made.append(Map(s.tile, call("mul", var(s.tile.name, s.tile.dtype), var(s.rescale.name, s.rescale.dtype))))

@@ -81,20 +81,17 @@ class Roles:
     b: Tile
     x: str | None
     y: str
-    batch: tuple[str, ...]
     outer: tuple[str, ...]
 
 
-def free_axes(s: Contract) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """(axes of a alone, axes of b alone, axes of both) that the result keeps."""
-    a = tuple(x for x in s.tile.axes if x in s.a.axes and x not in s.b.axes)
-    b = tuple(x for x in s.tile.axes if x in s.b.axes and x not in s.a.axes)
-    return a, b, tuple(x for x in s.tile.axes if x in s.a.axes and x in s.b.axes)
+def free_axes(s: Contract) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The axes of a and of b that the result keeps."""
+    return tuple(x for x in s.tile.axes if x in s.a.axes), tuple(x for x in s.tile.axes if x in s.b.axes)
 
 
 def roles(s: Contract, plan: Plan) -> Roles | None:
-    """Who is broadcast and who is loaded as vectors; None when no axis belongs to one operand alone (a dot product)."""
-    xs, ys, batch = free_axes(s)
+    """Who is broadcast and who is loaded as vectors; None for a dot product, which has neither."""
+    xs, ys = free_axes(s)
     y = plan.of(s.tile).vector
     if y in xs:
         a, b, xs, ys = s.b, s.a, ys, xs
@@ -103,7 +100,7 @@ def roles(s: Contract, plan: Plan) -> Roles | None:
     else:
         return None
     x = xs[-1] if xs else None
-    return Roles(a, b, x, y, batch, tuple(o for o in (*xs, *ys) if o not in (x, y)))
+    return Roles(a, b, x, y, tuple(o for o in (*xs, *ys) if o not in (x, y)))
 
 
 def axis_shapes(kernel: Kernel, target: Target) -> dict[str, AxisShape]:
@@ -215,17 +212,15 @@ def vector_axes(kernel: Kernel, tiles: dict[str, Tile]) -> tuple[dict[str, str |
     first: dict[str, str | None] = {}
     asked: dict[str, str] = {}
     for s in contracts:
-        a, b, _ = free_axes(s)
+        a, b = free_axes(s)
         if b and s.b.name not in loaded:
             asked.setdefault(s.b.name, b[-1])
         elif not b and a and s.a.name not in loaded:
             asked.setdefault(s.a.name, a[-1])
     for s in contracts:
-        a, b, batch = free_axes(s)
-        default = (*b, *a, *batch)
+        a, b = free_axes(s)
         if s.tile.axes and s.tile.name not in first:
-            last = b[-1] if b else a[-1] if a else default[-1] if default else s.tile.axes[-1]
-            first[s.tile.name] = asked.get(s.tile.name, last)
+            first[s.tile.name] = asked.get(s.tile.name, b[-1] if b else a[-1])
     for s in body:
         match s:
             case Map() | Reduce() if s.tile.name not in first:
@@ -234,7 +229,7 @@ def vector_axes(kernel: Kernel, tiles: dict[str, Tile]) -> tuple[dict[str, str |
                 pass
     panels: dict[str, tuple[str, ...]] = {}
     for s in contracts:
-        a, b, _ = free_axes(s)
+        a, b = free_axes(s)
         vector = first.get(s.tile.name)
         operand = s.b if vector in b else s.a if vector in a else None
         if operand is not None and vector is not None and operand.name in loaded and operand.name not in computed:
@@ -254,8 +249,7 @@ def used_plainly(kernel: Kernel, panels: dict[str, tuple[str, ...]]) -> frozense
     for s in statements(kernel.body):
         match s:
             case Contract():
-                for operand, other in ((s.a, s.b), (s.b, s.a)):
-                    free = [x for x in s.tile.axes if x in operand.axes and x not in other.axes]
+                for operand, free in zip((s.a, s.b), free_axes(s), strict=True):
                     if not any(x in panels.get(operand.name, ()) for x in free):
                         found.add(operand.name)
             case Map() | Reduce() | StoreTile():

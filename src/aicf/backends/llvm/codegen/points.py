@@ -246,7 +246,14 @@ class Points:
         return self.joined([p.lookup(v) for p in self.points])
 
     def load(self, e: Load, at: Evaluator) -> Value:
-        return self.joined([p.load(e, p.evaluator()) for p in self.points])
+        parts = []
+        known = {x: v for x, v in at.memo.items() if not v.vector}
+        for p in self.points:
+            inside = p.evaluator()
+            inside.memo.update(known)  # the variables of reductions, and whatever else is the same for all points
+            parts.append(p.load(e, inside))
+            known.update((x, v) for x, v in inside.memo.items() if not v.vector)
+        return self.joined(parts)
 
     def joined(self, parts: list[Value]) -> Value:
         """One wide vector; a scalar stays one."""
