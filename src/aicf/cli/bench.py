@@ -16,7 +16,8 @@ DEFAULT_SIZE = "1x8x1024x64"
 _ROW = "{:10s} {:>14s} {:>10s} {:>10s} {:>10s} {:>8s} {:>10s} {:>8s}"
 _LEGEND = """\
 eager: the code as written. aicf: compiled. sdpa: PyTorch's own fused call, where it means the same. All in ms, best round.
-speed: eager / aicf. scores: the score matrix that eager keeps and aicf does not. error: aicf's maximum error over eager's."""
+speed: eager / aicf. scores: the score matrix that eager keeps and aicf does not. error: aicf's maximum error over eager's,
+! where it is more than twice eager's and one rounding of the result."""
 
 
 def run(options: Namespace) -> int:
@@ -81,6 +82,8 @@ def row(case: Case, size: Sequence[int], t: Timing) -> str:
         error = "-"
     else:
         error = f"{t.compiled_error / t.eager_error:.2f}" if t.eager_error else f"{t.compiled_error:.1e}"
+    if t.compiled_error is not None and t.allowed_error is not None and t.compiled_error > t.allowed_error:
+        error += " !"
     scores = f"{t.score_bytes / 2**20:.1f} MiB"
     return _ROW.format(
         case.name, shape(size), ms(t.eager), ms(t.compiled), ms(t.fused), f"{t.eager / t.compiled:.2f}x", scores, error
