@@ -71,7 +71,7 @@ def causal(n: int, m: int) -> Any:
 # ------------------------------------------------------------------------------------------------ the handmade kernel
 
 
-@settings(deadline=None, max_examples=40, derandomize=True)
+@settings(deadline=None, max_examples=25, derandomize=True)
 @given(
     st.integers(1, 70), st.integers(1, 70), st.integers(3, 40), st.integers(3, 40), st.integers(1, 40),
     st.sampled_from([1, 2]), st.booleans(), st.integers(0, 9),
@@ -165,12 +165,12 @@ def test_paged_keys_and_values():
 @pytest.mark.parametrize("tiles", [(20, 16, 6), (50, 70, 50), (7, 5, 2)])
 def test_kv_major_order_with_state_in_scratch(tiles: tuple[int, int, int]):
     tile_m, tile_n, rows = tiles
-    trace = standard(programs.kv_major(tile_m, tile_n, rows), lambda s: s * s.dtype.type(0.5))
+    trace = standard(programs.kv_major(tile_m, tile_n, rows), lambda s: s * s.dtype.type(0.5), b=1, h=1)
     turns = -(-70 // tile_n)
-    assert trace.read["K"] == 6 * 70 * 8 * 4  # keys once; queries and state once per key tile
-    assert trace.read["Q"] == 6 * 50 * 8 * 4 * turns
-    assert trace.read["sacc"] == 6 * 50 * 12 * 4 * (turns + 1)
-    assert trace.written["sacc"] == 6 * 50 * 12 * 4 * (turns + 1)
+    assert trace.read["K"] == 70 * 8 * 4  # keys once; queries and state once per key tile
+    assert trace.read["Q"] == 50 * 8 * 4 * turns
+    assert trace.read["sacc"] == 50 * 12 * 4 * (turns + 1)
+    assert trace.written["sacc"] == 50 * 12 * 4 * (turns + 1)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
