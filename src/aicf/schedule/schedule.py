@@ -1,7 +1,7 @@
 """A schedule: every decision about how a streaming region runs, as one printable value with its reasons.
 
     schedule q_major
-      tiles      m 96, n 64, k 64, rows 6          # of 6 rows, 64 keys at a time
+      tiles      m 96, n 64, k 64, rows 6
       residency  Q_tile shared, K_tile shared, …
       stream     sequence, q_major, kv_split 1, stages 1
       mapping    b thread, h thread, i0 thread; warps 1, threads 2
