@@ -73,7 +73,18 @@ def _rows(s: Rows, scope: Scope, tiles: dict[str, Tile]) -> None:
         else:
             valid = fn.minimum(s.step, fn.sub(view.valid, start))
         base = fn.add(view.base, fn.mul(block, s.step // chunk))
-        emit_body(s.body, scope.see(s.axis, View(base, s.step, valid)), tiles)
+        inside = scope.see(s.axis, View(base, s.step, valid))
+        for axis, end in s.ends:
+            inside = inside.see(axis, _shortened(s, axis, end, inside, tiles))
+        emit_body(s.body, inside, tiles)
+
+
+def _shortened(s: Rows, axis: str, end: Expr, scope: Scope, tiles: dict[str, Tile]) -> View:
+    """The view of a streamed axis without the lanes that contribute nothing to this block of rows."""
+    fn, view = scope.fn, scope.views[axis]
+    first = scope.bind(scope.kernel.axis(s.axis).origin.name, Value(str(scope.start(s.axis)), "i64"))
+    left = fn.sub(number(end, first, tiles), scope.origin(axis))
+    return View(view.base, view.length, fn.maximum(0, fn.minimum(view.valid, left)))
 
 
 def _stream(s: Stream, scope: Scope, tiles: dict[str, Tile]) -> None:
