@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aicf.errors import NotStreamed
-    from aicf.report import Report
     from aicf.frontends.torch.api import compile, explain
+    from aicf.report import Report
 
 __all__ = ["NotStreamed", "Report", "compile", "explain"]
 

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from aicf.frontends.torch.reader import Reading, read
-from aicf.frontends.torch.retrace import retrace
+from aicf.frontends.torch.retrace import retrace, trace
 from aicf.scalar import numpy_dtype
 from aicf.semantic import Graph, Node, run_graph
 
@@ -45,6 +48,20 @@ def capture(fn: Callable[..., Any], *args: Any, dynamic: bool | None = False, **
     return found
 
 
+def capture_directly(fn: Callable[..., Any], *args: torch.Tensor, dynamic: bool = False) -> Captured:
+    """`fn` traced without Dynamo, which is much quicker; `dynamic` makes every size a symbol."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    fakes = [_dynamic(mode, x, f"x{k}") if dynamic else mode.from_tensor(x, static_shapes=True) for k, x in enumerate(args)]
+    with torch.no_grad():
+        traced = trace(fn, mode, fakes)
+    return Captured(traced, read(traced), args)
+
+
+def _dynamic(mode: FakeTensorMode, x: torch.Tensor, name: str) -> torch.Tensor:
+    sizes = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * x.dim())
+    return mode.from_tensor(x, source=ConstantSource(name), symbolic_context=sizes)
+
+
 def to_numpy(x: torch.Tensor) -> Any:
     x = x.detach().cpu()
     return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
@@ -52,16 +69,16 @@ def to_numpy(x: torch.Tensor) -> Any:
 
 class _Recorder(torch.fx.Interpreter):
     def __init__(self, gm: torch.fx.GraphModule) -> None:
-        super().__init__(gm)
+        super().__init__(gm, garbage_collect_values=False)
         self.values: dict[torch.fx.Node, Any] = {}
+        # What every node's tensor holds after an op that writes in place.
+        self.after: dict[torch.fx.Node, dict[torch.fx.Node, torch.Tensor]] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
         result = super().run_node(n)
         self.values[n] = result.clone() if isinstance(result, torch.Tensor) else result
         self.after[n] = {k: v.clone() for k, v in self.env.items() if isinstance(v, torch.Tensor)} if self.watch(n) else {}
         return result
-
-    after: dict[torch.fx.Node, dict[torch.fx.Node, torch.Tensor]] = {}
 
     def watch(self, n: torch.fx.Node) -> bool:
         return isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable
@@ -70,9 +87,8 @@ class _Recorder(torch.fx.Interpreter):
 def evaluate(one: Captured) -> list[tuple[Node, Any, Any]]:
     """(node, its value by the Semantic evaluator, its value in PyTorch) for every Semantic node that FX computes."""
     recorder = _Recorder(one.traced)
-    recorder.after = {}
     recorder.run(*one.arguments)
-    order = {k: n for k, n in enumerate(one.traced.graph.nodes)}
+    order = list(one.traced.graph.nodes)
 
     def real(node: Node) -> Any:
         anchor = one.reading.anchors[node][0]
@@ -108,7 +124,7 @@ def check(one: Captured, *, ulps: float = 4) -> int:
         if finite.any():
             unit = {"f16": 2.0**-10, "bf16": 2.0**-7, "f32": 2.0**-23, "f64": 2.0**-52}[node.type.dtype]
             scale = max(np.abs(b[finite]).max(), np.abs(a[finite]).max(), unit)
-            error = np.abs(a - b)[finite].max()
+            error = np.abs(a[finite] - b[finite]).max()
             depth = 1 + np.log2(max(a.size, 2))
             assert error <= ulps * depth * unit * scale, f"{node!r}: off by {error} at scale {scale}"
     return len(compared)

@@ -37,9 +37,9 @@ def compile(
     Raises TypeError for what is not callable and ValueError for a bad option.
     """
     _callable(fn_or_module, "aicf.compile")
-    options = {"fuse": fuse, "require": require, "target": target, "schedule": schedule, "threads": threads}
+    options: dict[str, Any] = {"fuse": fuse, "require": require, "target": target, "schedule": schedule, "threads": threads}
     backend_options(options)
-    compiled = torch.compile(fn_or_module, backend="aicf", options=options)
+    compiled: Any = torch.compile(fn_or_module, backend="aicf", options=options)
     if isinstance(compiled, torch.nn.Module):
         compiled.forward = _plain_errors(compiled.forward)
         return compiled

@@ -37,8 +37,8 @@ GRADIENT = "a gradient is asked of it, and gradients are not derived yet: call i
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """The options of the backend: those of the driver, and `require` ("streamed": raise NotStreamed when something is not),
-    `rest` (what runs everything else; "explain" runs the graph unchanged), `report` (called with a GraphReport for every graph)."""
+    """The options of the backend: those of the driver, `require` ("streamed": raise NotStreamed when something is not), `rest` (what
+    runs everything else; "explain" runs the graph unchanged) and `report` (called with a GraphReport for every graph)."""
 
     driver: Options = field(default_factory=Options)
     require: Literal["streamed"] | None = None
@@ -84,14 +84,9 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
     """What streams in `gm`, and the rewritten module (None when nothing streams). Leaves `gm` alone; never raises."""
     report = GraphReport()
     try:
-        traced = retrace(gm, inputs)
-        reading = read(traced, [is_parameter(x) for x in inputs])
-        report.graph = reading.graph
-        report.boundaries = [(node.name, why) for node, why in reading.boundaries.items()]
-        found = compile_graph(
-            reading.graph, options.driver, frozenset(reading.anchors), reading.parameters, size_hints(reading)
-        )  # fmt: skip
-        report.regions = found.regions
+        traced, reading = _compiled(gm, inputs, options, report)
+        if any(r.status == "refused" for r in report.regions) and specialise_widths(reading):
+            traced, reading = _compiled(gm, inputs, options, report)
         if wants_gradient(traced, inputs):
             for r in report.regions:
                 if r.status == "streamed":
@@ -106,6 +101,38 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
                 r.status, r.reason, r.executable = "refused", f"the graph could not be rewritten ({report.problem})", None
         log.warning("a graph is left to PyTorch: %s", report.problem, exc_info=log.isEnabledFor(logging.DEBUG))
         return report, None
+
+
+def _compiled(gm: Module, inputs: Sequence[Any], options: BackendOptions, report: GraphReport) -> tuple[Module, Reading]:
+    traced = retrace(gm, inputs)
+    reading = read(traced, [is_parameter(x) for x in inputs])
+    report.graph = reading.graph
+    report.boundaries = [(node.name, why) for node, why in reading.boundaries.items()]
+    hints = size_hints(reading)
+    report.regions = compile_graph(reading.graph, options.driver, frozenset(reading.anchors), reading.parameters, hints).regions
+    return traced, reading
+
+
+def specialise_widths(reading: Reading) -> bool:
+    """Fixes the sizes that are only ever the last dimension of a floating point input: widths of heads and channels, which
+    kernels want to know. The graph is then compiled again for another width. Returns whether there was any."""
+    last: dict[str, Any] = {}
+    elsewhere: set[str] = set()
+    for node in reading.positions:
+        value = node.meta.get("val")
+        if node.op != "placeholder" or not isinstance(value, torch.Tensor):
+            continue
+        for axis, d in enumerate(value.shape):
+            if isinstance(d, torch.SymInt):
+                name = str(d.node.expr)
+                if axis == value.dim() - 1 >= 2 and value.is_floating_point():
+                    last[name] = d
+                else:
+                    elsewhere.add(name)
+    widths = [d for name, d in last.items() if name not in elsewhere]
+    for d in widths:
+        int(d)  # leaves a guard with Dynamo: this size and no other
+    return bool(widths)
 
 
 def wants_gradient(traced: Module, inputs: Sequence[Any]) -> bool:

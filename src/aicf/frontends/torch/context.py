@@ -11,7 +11,22 @@ from typing import Any, TypeAlias
 
 import torch
 
-from aicf.scalar import Call, Const, DType, Expr, Load, Reduce, Var, cast, const, integer_const, is_float, is_half, is_int, promote
+from aicf.scalar import (
+    Call,
+    Const,
+    DType,
+    Expr,
+    Load,
+    Reduce,
+    Var,
+    cast,
+    const,
+    integer_const,
+    is_float,
+    is_half,
+    is_int,
+    promote,
+)
 from aicf.scalar import round_to as rounded
 from aicf.semantic import GraphBuilder, Node, TensorType
 
@@ -29,8 +44,9 @@ MAX_FLOAT: dict[DType, float] = {"f16": 65504.0, "bf16": 3.3895313892515355e38, 
 class Args:
     """The arguments of one call under the names of its ATen schema, defaults filled in."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: dict[str, Any], raw: dict[str, Any] | None = None) -> None:
         self._values = values
+        self._raw = raw or {}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in self._values:
@@ -40,6 +56,15 @@ class Args:
     def get(self, name: str, default: Any = None) -> Any:
         value = self._values.get(name)
         return default if value is None else value
+
+    def has(self, name: str) -> bool:
+        """Whether the schema has an argument of this name."""
+        return name in self._values
+
+    def symbolic(self, name: str) -> Any:
+        """The argument as PyTorch has it: a number, a SymInt, or a (fake) tensor."""
+        raw = self._raw.get(name)
+        return raw.meta.get("val") if isinstance(raw, torch.fx.Node) else raw
 
     def first(self) -> Any:
         return next(iter(self._values.values()))
@@ -138,11 +163,8 @@ def _dtype(x: Operand) -> DType:
         return x.type.dtype
     if isinstance(x, bool):
         return "bool"
-    if isinstance(x, int):
-        return "i64"
-    if isinstance(x, EXPRESSIONS):
-        return x.dtype if not is_float(x.dtype) else DTYPE_OF[torch.get_default_dtype()]
-    return DTYPE_OF[torch.get_default_dtype()]
+    kind: DType = "i64" if isinstance(x, int) else x.dtype if isinstance(x, EXPRESSIONS) else "f64"
+    return DTYPE_OF[torch.get_default_dtype()] if is_float(kind) else kind
 
 
 def _combine(higher: DType | None, lower: DType | None) -> DType | None:

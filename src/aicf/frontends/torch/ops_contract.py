@@ -1,7 +1,7 @@
 """ATen contractions: matrix products of every rank, einsum, and `scaled_dot_product_attention` written out.
 
-    linear(x, w, bias)  ->  matmul(x, permute(w)) + bias
-    scaled_dot_product_attention(q, k, v, mask)  ->  safe_softmax(where(mask, q k^T * scale, -inf)) v
+linear(x, w, bias)  ->  matmul(x, permute(w)) + bias
+scaled_dot_product_attention(q, k, v, mask)  ->  safe_softmax(where(mask, q k^T * scale, -inf)) v
 """
 
 from __future__ import annotations
@@ -168,9 +168,7 @@ def _flash_attention(c: Context, a: Args) -> list[Node | None]:
     return [found, *[None] * (len(c.out_types) - 1)]
 
 
-def attention(
-    c: Context, q: Node, k: Node, v: Node, mask: Node | None, causal: bool, scale: Any, grouped: bool
-) -> Node:
+def attention(c: Context, q: Node, k: Node, v: Node, mask: Node | None, causal: bool, scale: Any, grouped: bool) -> Node:
     """PyTorch's scaled_dot_product_attention: `causal` counts from the top left, rows without keys give zeros, scores are f32
     for halves, the scale is 1/sqrt(width) unless given."""
     b, dtype = c.b, q.type.dtype

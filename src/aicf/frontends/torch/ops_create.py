@@ -10,7 +10,7 @@ from .symbols import Unreadable
 
 
 def _is(value: Number, wanted: int) -> bool:
-    return isinstance(value, int | float) and value == wanted or isinstance(value, Const) and value.value == wanted
+    return (isinstance(value, int | float) and value == wanted) or (isinstance(value, Const) and value.value == wanted)
 
 
 def _arange(c: Context, a: Args) -> Node:
@@ -18,7 +18,7 @@ def _arange(c: Context, a: Args) -> Node:
     (length,) = c.out.shape
     dtype = c.out.dtype
     index = c.b.iota(length)
-    if all(isinstance(x, int) or isinstance(x, EXPRESSIONS) and is_integral(x.dtype) for x in (start, step)):
+    if all(isinstance(x, int) or (isinstance(x, EXPRESSIONS) and is_integral(x.dtype)) for x in (start, step)):
         x = index
         if not _is(step, 1):
             x = c.b.op("mul", x, c.number(step, "i64"))
@@ -65,7 +65,11 @@ def _triangle(keep: str) -> Handler:
 def _linspace(c: Context, a: Args) -> Node:
     """start + i * step from the front, end - (n-1-i) * step from the middle on, as PyTorch computes it."""
     (length,) = c.out.shape
-    if not isinstance(length, Const) or not all(isinstance(x, int | float) for x in (a.start, a.end)) or not is_float(c.out.dtype):
+    if (
+        not isinstance(length, Const)
+        or not all(isinstance(x, int | float) for x in (a.start, a.end))
+        or not is_float(c.out.dtype)
+    ):
         raise Unreadable("linspace between ends that are not plain numbers")
     n = int(length.value)
     if n < 2:

@@ -81,7 +81,7 @@ def _fmod(c: Context, a: Args) -> Node:
 
 
 def _pow(c: Context, a: Args) -> Node:
-    base, exponent = (getattr(a, "self"), a.exponent)
+    base, exponent = (a.self, a.exponent)
     dtype = c.common(base, exponent)
     if isinstance(base, Node) and isinstance(exponent, int | float) and not isinstance(exponent, bool):
         x, b = c.operand(base, dtype), c.b
@@ -132,11 +132,6 @@ def _bitwise(fn: str) -> Handler:
 
 def _extremum(fn: str) -> Handler:
     return lambda c, a: c.arithmetic(fn, a.self, a.other)
-
-
-def _unary(fn: str) -> Handler:
-    """A row that keeps the type."""
-    return lambda c, a: c.b.op(fn, a.self)
 
 
 def _rounding(fn: str) -> Handler:
@@ -225,6 +220,22 @@ def _elu(c: Context, a: Args) -> Node:
     def f(x: Node) -> Node:
         below = _times(c, c.b.op("expm1", _times(c, x, inner)), alpha)
         return _times(c, c.b.op("where", c.b.op("gt", x, _const(c, x, 0)), x, below), scale)
+
+    return c.wide(f, a.self)
+
+
+def _selu(c: Context, x: Node) -> Node:
+    """scale * (x if x > 0 else alpha * (exp(x) - 1)), with the constants of Klambauer et al. 2017."""
+    below = _times(c, c.b.op("expm1", x), 1.6732632423543772848170429916717)
+    return _times(c, c.b.op("where", c.b.op("gt", x, _const(c, x, 0)), x, below), 1.0507009873554804934193349852946)
+
+
+def _celu(c: Context, a: Args) -> Node:
+    alpha = a.get("alpha", 1.0)
+
+    def f(x: Node) -> Node:
+        below = _times(c, c.b.op("expm1", _times(c, x, 1 / alpha)), alpha)
+        return c.b.op("where", c.b.op("gt", x, _const(c, x, 0)), x, below)
 
     return c.wide(f, a.self)
 
@@ -454,7 +465,7 @@ OPS: dict[str, Handler] = {
     "silu": _formula(_sigmoid_times), "mish": _formula(_mish), "softplus": _softplus, "leaky_relu": _leaky_relu,
     "elu": _elu, "hardsigmoid": _formula(_hard_sigmoid),
     "hardswish": _formula(lambda c, x: c.b.op("mul", x, _hard_sigmoid(c, x))), "log_sigmoid": _formula(_log_sigmoid),
-    "threshold": _threshold,
+    "threshold": _threshold, "selu": _formula(_selu), "celu": _celu,
     "clamp": _clamp, "clip": _clamp, "clamp_min": _clamp, "clamp_max": _clamp,
     "where": _where, "masked_fill": _masked_fill, "addcmul": _addc("mul"), "addcdiv": _addc("div"), "lerp": _lerp,
     "_to_copy": _promoted, "to": _promoted, "type_as": _type_as, "clone": _same, "contiguous": _same, "detach": _same,

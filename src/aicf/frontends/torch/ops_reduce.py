@@ -53,7 +53,7 @@ def _extremum(op: str) -> Handler:
     with_index, plain = _with_index(op), _reduce(op)
 
     def read(c: Context, a: Args) -> Any:
-        return with_index(c, a) if "dim" in a._values else plain(c, a)
+        return with_index(c, a) if a.has("dim") else plain(c, a)
 
     return read
 
@@ -86,7 +86,7 @@ def _variance(c: Context, x: Node, a: Args) -> tuple[Node, Node]:
     axes, keep = c.axes(a.get("dim"), x.type.rank), bool(a.get("keepdim", False))
     correction = a.get("correction", None)
     if correction is None:
-        correction = 0 if a._values.get("unbiased") is False else 1
+        correction = 0 if a.has("unbiased") and a.unbiased is False else 1
     centre = mean(c, x, axes, True)
     distance = c.b.op("sub", x, centre)
     total = c.b.reduce("sum", c.b.op("mul", distance, distance), axes, keep)
@@ -117,7 +117,7 @@ def _spread(root: bool, with_mean: bool) -> Handler:
 
 
 def _norm(c: Context, a: Args) -> Node:
-    order = a.get("ord", None) if "ord" in a._values else a.get("p", 2)
+    order = a.get("ord", None) if a.has("ord") else a.get("p", 2)
     order = 2 if order is None else order
     x = _input(c, a)
     dtype = x.type.dtype

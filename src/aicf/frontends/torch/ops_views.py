@@ -6,8 +6,7 @@ the arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -16,7 +15,7 @@ from aicf.scalar import Const, Expr, call, integer_const, size
 from aicf.semantic import Node
 
 from .context import Args, Context, Handler
-from .symbols import Unreadable, from_symbolic
+from .symbols import Unreadable
 
 ZERO = integer_const(0)
 
@@ -68,7 +67,7 @@ def _movedim(c: Context, a: Args) -> Node:
 
 def window(c: Context, x: Node, axis: int, start: Expr, length: Expr, step: int = 1) -> Node:
     """start, start+step, … along one axis, everything along the others."""
-    starts = [ZERO] * x.type.rank
+    starts: list[Expr] = [ZERO] * x.type.rank
     lengths = list(x.type.shape)
     steps = [1] * x.type.rank
     if start is ZERO and step == 1 and length is lengths[axis]:
@@ -77,43 +76,45 @@ def window(c: Context, x: Node, axis: int, start: Expr, length: Expr, step: int 
     return c.b.slice(x, starts, lengths, steps)
 
 
-def from_end(start: Any, extent: Expr) -> Expr:
-    """A start that may count from the end, as a position. Raises Unreadable when its sign is not known."""
-    if isinstance(start, int):
-        return size(start) if start >= 0 else call("add", extent, size(start))
-    if isinstance(start, Const):
-        return from_end(int(start.value), extent)
-    return start
+def position(a: Args, name: str, axis: int, clamped: bool) -> Expr:
+    """An argument that may count from the end, as a position along `axis` of `self`; `clamped`: it stops at the front.
+
+    Raises Unreadable when its sign is not known.
+    """
+    value, given = a.symbolic(name), a.get(name, 0)
+    if value is None:
+        return ZERO
+    if not isinstance(value, int | torch.SymInt):
+        raise Unreadable(f"a {name} that is no integer")
+    if statically_known_true(value >= 0):
+        return size(given)
+    if not statically_known_true(value < 0):
+        raise Unreadable(f"a {name} of {given!r}, whose sign is not known")
+    extent = a.self.type.shape[axis]
+    start = call("add", extent, size(given))
+    if not clamped or statically_known_true(a.symbolic("self").shape[axis] + value >= 0):
+        return start
+    return call("max", start, ZERO)
 
 
 def _slice(c: Context, a: Args) -> Node:
     x: Node = a.self
     axis = c.axis(a.get("dim", 0), x.type.rank)
-    extent, length = x.type.shape[axis], c.out.shape[axis]
-    start, step = a.get("start", 0), a.get("step", 1)
+    step = a.get("step", 1)
     if not isinstance(step, int):
         raise Unreadable("a slice whose step is not a plain number")
-    start = from_end(start, extent)
-    if isinstance(start, Const) and isinstance(extent, Const):
-        start = size(max(0, min(int(start.value), int(extent.value))))
-    elif isinstance(start, Const) and int(start.value) < 0:
-        start = ZERO
-    return window(c, x, axis, start, length, step)
-
-
-def known_position(value: Any) -> bool:
-    """Whether a (symbolic) start is known not to be negative."""
-    return bool(statically_known_true(value >= 0))
+    start, length = position(a, "start", axis, clamped=True), c.out.shape[axis]
+    return window(c, x, axis, ZERO if length is ZERO else start, length, step)
 
 
 def _narrow(c: Context, a: Args) -> Node:
     axis = c.axis(a.dim, a.self.type.rank)
-    return window(c, a.self, axis, from_end(a.start, a.self.type.shape[axis]), c.out.shape[axis])
+    return window(c, a.self, axis, position(a, "start", axis, clamped=False), c.out.shape[axis])
 
 
 def _select(c: Context, a: Args) -> Node:
     axis = c.axis(a.dim, a.self.type.rank)
-    part = window(c, a.self, axis, from_end(a.index, a.self.type.shape[axis]), integer_const(1))
+    part = window(c, a.self, axis, position(a, "index", axis, clamped=False), integer_const(1))
     return c.b.reshape(part, c.out.shape)
 
 
@@ -176,7 +177,7 @@ def _pad(c: Context, a: Args) -> Node:
 
 def _repeat(c: Context, a: Args) -> Node:
     x: Node = a.self
-    repeats = a.repeats if "repeats" in a._values else a.dims
+    repeats = a.repeats if a.has("repeats") else a.dims
     lead = max(0, len(repeats) - x.type.rank)
     shape = (integer_const(1),) * lead + x.type.shape
     times = [size(r) for r in (1,) * (len(shape) - len(repeats)) + tuple(repeats)]
@@ -249,33 +250,17 @@ def _broadcast_tensors(c: Context, a: Args) -> Sequence[Node | None]:
     return [c.b.expand(x, kind.shape) if kind else None for x, kind in zip(a.tensors, c.out_types, strict=True)]
 
 
-def checked_start(handler: Callable[[Context, Args], Node], name: str) -> Handler:
-    """Refuses a symbolic position that may be negative (it would count from the end)."""
-
-    def read(c: Context, a: Args) -> Node:
-        raw = c.fx.args if c.fx else ()
-        for value in raw[1:]:
-            if isinstance(value, torch.fx.Node):
-                symbolic = value.meta.get("val")
-                if isinstance(symbolic, torch.SymInt) and not known_position(symbolic):
-                    negative = statically_known_true(symbolic < 0)
-                    if not negative or name != "start":
-                        raise Unreadable(f"a {name} of {from_symbolic(symbolic)!r}, whose sign is not known")
-        return handler(c, a)
-
-    return read
-
-
 OPS: dict[str, Handler] = {
     "view": _reshape, "reshape": _reshape, "_unsafe_view": _reshape, "view_as": _reshape, "reshape_as": _reshape,
     "view_copy": _reshape, "_reshape_alias": _reshape, "_reshape_copy": _reshape,
     "flatten": _reshape, "unflatten": _reshape, "squeeze": _reshape, "unsqueeze": _reshape, "ravel": _reshape,
     "squeeze_copy": _reshape, "unsqueeze_copy": _reshape, "atleast_1d": _reshape, "atleast_2d": _reshape,
     "expand": _expand, "expand_as": _expand, "broadcast_to": _expand, "expand_copy": _expand,
-    "permute": _permute, "permute_copy": _permute, "transpose": _transpose("dim0", "dim1"), "swapaxes": _transpose("axis0", "axis1"),
+    "permute": _permute, "permute_copy": _permute, "transpose": _transpose("dim0", "dim1"),
+    "swapaxes": _transpose("axis0", "axis1"),
     "swapdims": _transpose("dim0", "dim1"), "t": _swap_last, "mT": _swap_last, "adjoint": _swap_last, "mH": _swap_last,
     "numpy_T": _reverse_axes, "movedim": _movedim, "moveaxis": _movedim,
-    "slice": checked_start(_slice, "start"), "narrow": checked_start(_narrow, "start"), "select": checked_start(_select, "index"),
+    "slice": _slice, "narrow": _narrow, "select": _select,
     "split": _parts("dim"), "split_with_sizes": _parts("dim"), "chunk": _parts("dim"), "tensor_split": _parts("dim"),
     "unsafe_split": _parts("dim"), "unsafe_chunk": _parts("dim"), "unsafe_split_with_sizes": _parts("dim"), "unbind": _unbind,
     "flip": _flip, "cat": _cat, "concat": _cat, "concatenate": _cat, "stack": _stack,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.fx.node import map_arg
 
 from aicf.semantic import Graph, GraphBuilder, Node, TensorType, ancestors
 
@@ -100,7 +101,8 @@ class _Reader:
 
     def run(self) -> Reading:
         placeholders = 0
-        for self.here, node in enumerate(self.gm.graph.nodes):
+        for here, node in enumerate(self.gm.graph.nodes):
+            self.here = here
             self.reading.positions[node] = self.here
             self.b.location = location_of(node)
             self.c.fx = node
@@ -264,7 +266,10 @@ class _Reader:
                 # In place, the result is converted to the type of what it overwrites.
                 result = self.b.expand(self.b.cast(result, self.c.out.dtype), self.c.out.shape)
             return self._checked(result, self.c.out, node)
-        return [None if r is None or t is None else self._checked(r, t, node) for r, t in zip(result, self.c.out_types, strict=True)]
+        assert isinstance(result, Sequence)
+        return [
+            None if r is None or t is None else self._checked(r, t, node) for r, t in zip(result, self.c.out_types, strict=True)
+        ]
 
     def _type_or_none(self, value: Any) -> TensorType | None:
         try:
@@ -280,6 +285,7 @@ class _Reader:
 
     def _arguments(self, target: Any, node: torch.fx.Node) -> Args:
         values: dict[str, Any] = {}
+        raws: dict[str, Any] = {}
         given = list(node.args)
         for k, argument in enumerate(target._schema.arguments):
             if k < len(given) and not argument.kwarg_only:
@@ -288,8 +294,8 @@ class _Reader:
                 raw = node.kwargs[argument.name]
             else:
                 raw = argument.default_value if argument.has_default_value() else None
-            values[argument.name] = self._value(raw)
-        return Args(values)
+            raws[argument.name], values[argument.name] = raw, self._value(raw)
+        return Args(values, raws)
 
     # ---------------------------------------------------------------- in-place ops
 
@@ -318,7 +324,12 @@ class _Reader:
                 if self.reading.positions[other] > self.here:
                     continue
                 seen = other.meta.get("val")
-                if result is not None and len(written) == 1 and isinstance(seen, torch.Tensor) and _geometry(seen) == _geometry(value):
+                if (
+                    result is not None
+                    and len(written) == 1
+                    and isinstance(seen, torch.Tensor)
+                    and _geometry(seen) == _geometry(value)
+                ):
                     self.stale.pop(other, None)
                     self._bind(other, result)
                 elif other in self.env or other in self.stale:
@@ -330,7 +341,7 @@ class _Reader:
 
     def _output(self, node: torch.fx.Node) -> None:
         flat: list[Any] = []
-        torch.fx.node.map_arg(node.args, flat.append)
+        map_arg(node.args, flat.append)
         outputs: list[Node] = []
         for x in flat:
             try:
@@ -356,9 +367,6 @@ class _Reader:
         if key is not None:
             ends += [at for at in self.changes.get(key, ()) if at > anchor.since]
         return Anchor(anchor.fx, anchor.since, min(ends))
-
-
-
 
 
 def _attribute(gm: torch.fx.GraphModule, target: str) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from aicf.driver import RegionResult
@@ -64,7 +65,7 @@ def _content(result: RegionResult) -> int:
     for node in result.nodes:
         text.update(print_node(node).encode())
         value = node.attrs.get("value")
-        if hasattr(value, "tobytes"):
+        if isinstance(value, np.ndarray):
             text.update(value.tobytes())
     for node in (*result.inputs, *result.outputs):
         text.update(f"{node.name}: {node.type};".encode())

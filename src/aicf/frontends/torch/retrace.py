@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,11 +30,7 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     fakes = [_fake(mode, context, n, x) for n, x in zip(placeholders, inputs, strict=True)]
 
-    def run(*args: Any) -> Any:
-        return torch.fx.Interpreter(gm).run(*args)
-
-    with tracing(TracingContext(mode)), mode, preserve_node_meta():
-        traced = make_fx(run, pre_dispatch=True)(*fakes)
+    traced = trace(torch.fx.Interpreter(gm).run, mode, fakes)
     for old, new in zip(placeholders, [n for n in traced.graph.nodes if n.op == "placeholder"], strict=True):
         if hasattr(old, "_dynamo_source"):
             new._dynamo_source = old._dynamo_source
@@ -44,6 +40,12 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
         traced._param_name_to_source = gm._param_name_to_source
     traced.recompile()
     return traced
+
+
+def trace(fn: Callable[..., Any], mode: FakeTensorMode, fakes: Sequence[Any]) -> torch.fx.GraphModule:
+    """The ATen graph of `fn` on fakes of `mode`."""
+    with tracing(TracingContext(mode)), mode, preserve_node_meta():
+        return make_fx(lambda *args: fn(*args), pre_dispatch=True)(*fakes)
 
 
 def _fake(mode: FakeTensorMode, context: TracingContext | None, node: torch.fx.Node, x: Any) -> Any:

@@ -59,8 +59,12 @@ def rewrite(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[Region
 
 
 def _place(
-    gm: torch.fx.GraphModule, reading: Reading, nodes: list[torch.fx.Node], result: RegionResult, new: dict[torch.fx.Node, torch.fx.Node]
-) -> None:  # fmt: skip
+    gm: torch.fx.GraphModule,
+    reading: Reading,
+    nodes: list[torch.fx.Node],
+    result: RegionResult,
+    new: dict[torch.fx.Node, torch.fx.Node],
+) -> None:
     at = max((k for k, n in enumerate(nodes) if n.op == "placeholder"), default=0)
     for node in result.inputs:
         at = max(at, min(_start(reading, a) for a in reading.anchors[node]))
@@ -158,11 +162,12 @@ def _with_strides(gm: torch.fx.GraphModule, made: torch.fx.Node, old: torch.fx.N
     order = sorted(range(value.dim()), key=lambda k: (-_hint(value.stride(k)), k))
     back = [order.index(k) for k in range(len(order))]
     aten = torch.ops.aten
-    for target, args, kwargs in (
+    steps: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
         (aten.permute.default, (order,), {}),
         (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
         (aten.permute.default, (back,), {}),
-    ):
+    ]
+    for target, args, kwargs in steps:
         with gm.graph.inserting_after(made):
             made = gm.graph.call_function(target, (made, *args), kwargs)
             made.meta = {k: v for k, v in old.meta.items() if k in ("stack_trace", "seq_nr", "from_node")}

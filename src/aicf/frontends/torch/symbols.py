@@ -2,7 +2,8 @@
 
     s0*s1 + 2  ->  s0 * s1 + 2          FloorDiv(s0, 4)  ->  s0 // 4          FloatPow(ToFloat(s77), -0.5)  ->  f64(s77) ** -0.5
 
-Size symbols keep PyTorch's names. Integers are polynomials with `//`, `%`, `min` and `max`; floats are of type f64, as Python's are.
+Size symbols keep PyTorch's names. Integers are polynomials with `//`, `%`, `min` and `max`; floats are f64, as Python's
+are.
 """
 
 from __future__ import annotations
@@ -116,14 +117,18 @@ def _convert(e: Any) -> Expr:
     name = type(e).__name__
     if isinstance(e, sympy.Symbol):
         text = str(e)
-        if text.startswith("u") or text.startswith("zuf"):
+        if text.startswith(("u", "zuf")):
             raise Unreadable(f"the size {text} depends on data and is not known before the graph runs")
         if text.startswith("zf"):
             raise Unreadable(f"{text} is a floating point input, not a size")
         return index(text)
     if isinstance(e, sympy.Integer | int):
         return integer_const(int(e))
-    if isinstance(e, sympy.Float | sympy.Rational) or e in (sympy.oo, -sympy.oo) or name in ("IntInfinity", "NegativeIntInfinity"):
+    if (
+        isinstance(e, sympy.Float | sympy.Rational)
+        or e in (sympy.oo, -sympy.oo)
+        or name in ("IntInfinity", "NegativeIntInfinity")
+    ):
         return const(float(e), "f64")
     if e is sympy.true or e is sympy.false:
         return const(bool(e), "bool")
