@@ -234,6 +234,8 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
             return None
         guilty = policy.puller.binders.get(problem.over) if problem.over is not None else None
         return Refused(c.node, str(problem), guilty)
+    if not extraction.atoms:
+        return Refused(c.node, "the mask hides every score, whatever they are: nothing is left to stream", None)
     if not c.softmax_like and _only_weights(context, policy, extraction):
         return None
     return _finished(policy, c, extraction, exits, columns)

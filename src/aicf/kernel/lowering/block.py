@@ -37,7 +37,7 @@ class Block:
         self.known: dict[Expr, Expr] = {}
 
     def _scores(self, name: str) -> Tile:
-        return Tile(name, "f32", (self.names.i, self.names.j), "register")
+        return Tile(name, "f32", (self.names.i, self.names.j), self.names.space("score_frag", "register"))
 
     def _body(self, e: Expr) -> Expr:
         return substitute(self.names.put(substitute(e, self.decided)), self.known)

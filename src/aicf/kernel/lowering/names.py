@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from aicf.kernel.ir import Axis, Fill, LoadTile, Loop, Map, Parallel, Stmt, StoreTile, Summary, TensorParam, Tile
+from aicf.kernel.ir import Axis, Fill, LoadTile, Loop, Map, Parallel, Space, Stmt, StoreTile, Summary, TensorParam, Tile
 from aicf.kernel.lowering.expressions import expressions
 from aicf.mcir.passes.streaming_lowering import Operand, Tiling, finalizer, semantics
 from aicf.mcir.regions import Region, StreamingRegion, TileRegion
@@ -49,6 +49,8 @@ class Tiles(Protocol):
     def order(self) -> str: ...
     @property
     def kv_split(self) -> int: ...
+    @property
+    def residency(self) -> tuple[tuple[str, Space], ...]: ...
 
 
 @dataclass(frozen=True)
@@ -159,13 +161,18 @@ class Names:
 
     # ------------------------------------------------------------------------------------ tiles and states
 
+    def space(self, value: str, default: Space) -> Space:
+        """Where the schedule puts a value (`Schedule.residency`)."""
+        return dict(self.schedule.residency).get(value, default)
+
     def row_tile(self, name: str) -> Tile:
-        """A tile with one value per row."""
+        """A tile with one value per row that lives within a block of rows."""
         return Tile(name, "f32", (self.i,), "register")
 
     def state(self, s: Base | Sum) -> Tile:
         """The tile of a carried state."""
-        return self.row_tile(s.name) if isinstance(s, Base) else Tile(s.name, "f32", (self.i, *_columns(s)), "register")
+        columns = () if isinstance(s, Base) else tuple(v.name for v in s.payload)
+        return Tile(s.name, "f32", (self.i, *columns), self.space("output_acc" if columns else "state", "register"))
 
     def states(self) -> tuple[Base | Sum, ...]:
         """All carried states, extrema first."""
@@ -173,7 +180,7 @@ class Names:
 
     def operand(self, operand: Operand) -> tuple[Tile, Stmt]:
         """The tile of a contraction's operand, and the statement that fills it."""
-        tile = Tile(operand.name, "f32", operand.axes, "shared")
+        tile = Tile(operand.name, "f32", operand.axes, self.space(f"{operand.name[0].upper()}_tile", "shared"))
         element = operand.element
         while isinstance(element, Call) and element.fn == "cast" and is_float(element.args[0].dtype):
             element = element.args[0]
@@ -256,10 +263,6 @@ class Names:
         for e in (*expressions(body), *(s.value for s in summaries)):
             names |= {v.name for v in variables(e) if v.dtype == "i64" and v.name not in bound and v.name not in self.sizes}
         return sorted(names)
-
-
-def _columns(s: Sum) -> tuple[str, ...]:
-    return tuple(v.name for v in s.payload)
 
 
 def identity(b: Base) -> Const:

@@ -214,6 +214,8 @@ class _Nodes:
         self.m, self.n = policy.tile_m, policy.tile_n
         self.widths = {v: int(e.value) for v, e in found.extents.items() if isinstance(e, Const)}
         self.values: dict[str, MCValue] = {}
+        # A schedule says where values live; the fixed policy has the specification's places.
+        self.places: dict[str, str] = dict(getattr(policy, "residency", ()))
 
     def all(self) -> Iterable[MCNode]:
         """Loads, scores, states, accumulators, stores, in the order of a tile's life."""
@@ -254,7 +256,9 @@ class _Nodes:
         return self.b.node(f"load_{short}", MCNodeOp.LOAD_TILE.value, outputs=[tile], source=tensor, operand=Operand(short, axes, element))
 
     def _value(self, name: str, shape: tuple[int, ...], dtype: str, residency: str) -> MCValue:
-        made = self.b.value(name, shape, dtype, residency=residency)
+        kind = name.rstrip("0123456789") if not name.endswith("_tile") else name[0] + "_tile"
+        kind = "state" if kind in ("softmax_max", "softmax_min", "softmax_sum", "row_sum") else kind
+        made = self.b.value(name, shape, dtype, residency=self.places.get(kind, residency))
         self.values[name] = made
         return made
 
