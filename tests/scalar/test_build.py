@@ -1,0 +1,150 @@
+"""Builders of expressions: folding, identities that hold for every value, integer normal form, interning."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aicf.scalar import (
+    Const,
+    bounds,
+    call,
+    cast,
+    const,
+    evaluate,
+    extents,
+    index,
+    load,
+    reduce,
+    show,
+    size,
+    substitute,
+    var,
+    variables,
+)
+
+i, j, h, b = (index(x) for x in "ijhb")
+x = var("x", "f32")
+
+
+def test_equal_expressions_are_one_object():
+    assert call("add", i, call("mul", j, size(2))) is call("add", call("mul", size(2), j), i)
+    assert call("exp", x) is call("exp", x)
+
+
+def test_identities_keep_nan_and_zero_times_infinity():
+    # x * 0 is not 0 (x may be infinite), x - x is not 0 (x may be NaN): neither is folded.
+    assert show(call("mul", x, const(0.0, "f32"))) == "x * 0.0"
+    assert show(call("sub", x, x)) == "x - x"
+    assert call("mul", x, const(1.0, "f32")) is x
+    assert call("add", x, const(0.0, "f32")) is x
+
+
+def test_comparison_of_floats_is_not_negated():
+    # not (x < 0) is not x >= 0 when x is NaN.
+    assert show(call("not", call("lt", x, const(0.0, "f32")))) == "~(x < 0.0)"
+    assert call("not", call("lt", i, j)) is call("ge", i, j)
+
+
+def test_merged_heads_split_again():
+    heads = index("H")
+    with extents({b: size(2), h: heads}):
+        merged = call("add", call("mul", b, heads), h)
+        assert call("floordiv", merged, heads) is b
+        assert call("mod", merged, heads) is h
+
+
+def test_repeated_heads_become_a_quotient():
+    with extents({h: size(8)}):
+        assert show(call("floordiv", h, size(4))) == "h // 4"
+        assert call("floordiv", call("add", call("mul", h, size(64)), const(63, "i64")), size(64)) is h
+
+
+def test_constants_fold_in_their_type():
+    assert const(1e5, "f16") is const(math.inf, "f16")
+    folded = call("add", const(1.0, "bf16"), const(2**-9, "bf16"))
+    assert isinstance(folded, Const) and folded.value == 1.0
+
+
+def test_substitute_and_variables():
+    e = call("add", load("t", (i, j), "f32"), x)
+    assert variables(e) == {i, j, x}
+    assert show(substitute(e, {j: call("add", j, size(1)), x: const(2.0, "f32")})) == "t[i, j + 1] + 2.0"
+
+
+def test_reduce_evaluates_over_its_own_axis():
+    e = reduce("max", j, size(5), load("t", (i, j), "f32"))
+    t = np.arange(15, dtype=np.float32).reshape(3, 5)
+    np.testing.assert_array_equal(evaluate(e, {"i": np.arange(3)}, {"t": t}), t.max(1))
+
+
+small = st.integers(-20, 20)
+
+
+@st.composite
+def integers(draw: st.DrawFn, depth: int = 3):
+    if depth == 0 or draw(st.booleans()):
+        return draw(st.sampled_from([i, j, h])) if draw(st.booleans()) else const(draw(small), "i64")
+    fn = draw(st.sampled_from(["add", "sub", "mul", "floordiv", "mod", "neg"]))
+    a = draw(integers(depth=depth - 1))
+    if fn == "neg":
+        return call("neg", a)
+    other = const(draw(st.integers(1, 9)), "i64") if fn in ("floordiv", "mod") else draw(integers(depth=depth - 1))
+    return call(fn, a, other)
+
+
+@st.composite
+def written(draw: st.DrawFn, depth: int = 3) -> str:
+    """The same arithmetic as Python text, evaluated with Python's own integers."""
+    if depth == 0 or draw(st.booleans()):
+        return draw(st.sampled_from(["i", "j", "h"])) if draw(st.booleans()) else str(draw(small))
+    op = draw(st.sampled_from(["+", "-", "*", "//", "%"]))
+    a = draw(written(depth=depth - 1))
+    c = str(draw(st.integers(1, 9))) if op in ("//", "%") else draw(written(depth=depth - 1))
+    return f"({a} {op} {c})"
+
+
+class _Symbol:
+    """Python operators on expressions, to build an expression from written text."""
+
+    def __init__(self, e) -> None:
+        self.e = e
+
+    def _with(self, fn: str, other, flip: bool = False):
+        e = other.e if isinstance(other, _Symbol) else const(other, "i64")
+        return _Symbol(call(fn, e, self.e) if flip else call(fn, self.e, e))
+
+    def __add__(self, o): return self._with("add", o)
+    def __radd__(self, o): return self._with("add", o, True)
+    def __sub__(self, o): return self._with("sub", o)
+    def __rsub__(self, o): return self._with("sub", o, True)
+    def __mul__(self, o): return self._with("mul", o)
+    def __rmul__(self, o): return self._with("mul", o, True)
+    def __floordiv__(self, o): return self._with("floordiv", o)
+    def __mod__(self, o): return self._with("mod", o)
+
+
+@given(written(), st.integers(0, 30), st.integers(0, 15), st.integers(0, 7))
+def test_integer_normal_form_keeps_the_value(text: str, vi: int, vj: int, vh: int):
+    values = {"i": vi, "j": vj, "h": vh}
+    known = {i: size(31), j: size(16), h: size(8)}
+    with extents(known):
+        made = eval(text, {k: _Symbol(index(k)) for k in values})
+    e = made.e if isinstance(made, _Symbol) else const(made, "i64")
+    assert int(evaluate(e, {k: np.int64(v) for k, v in values.items()})) == eval(text, dict(values))
+
+
+@given(integers(), st.integers(0, 30), st.integers(0, 15), st.integers(0, 7))
+def test_bounds_hold(e, vi: int, vj: int, vh: int):
+    with extents({i: size(31), j: size(16), h: size(8)}):
+        low, high = bounds(e)
+    value = int(evaluate(e, {"i": np.int64(vi), "j": np.int64(vj), "h": np.int64(vh)}))
+    if low is not None and high is not None:
+        assert int(evaluate(low, {})) <= value <= int(evaluate(high, {}))
+
+
+def test_cast_of_the_same_type_is_dropped():
+    assert cast(x, "f32") is x
