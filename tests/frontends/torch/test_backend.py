@@ -1,0 +1,373 @@
+"""torch.compile(backend="aicf"): what streams is right, and everything else is as PyTorch alone would have it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aicf.frontends.torch import backend
+from aicf.report import GraphReport
+
+INF = float("inf")
+
+
+def qkv(n: int = 40, m: int = 56, d: int = 16, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(2, 3, r, d, generator=g).to(dtype) for r in (n, m, m))  # type: ignore[return-value]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.transpose(-2, -1) / 4.0).softmax(-1) @ v
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    keep = torch.arange(k.shape[-2])[None, :] <= torch.arange(q.shape[-2])[:, None]
+    return (q @ k.transpose(-2, -1) / 4.0).masked_fill(~keep, -INF).softmax(-1) @ v
+
+
+class Compiled:
+    """A compiled function and the reports of its graphs."""
+
+    def __init__(self, fn: Callable[..., Any], dynamic: bool | None = None, **options: Any) -> None:
+        torch._dynamo.reset()
+        self.reports: list[GraphReport] = []
+        given = {"rest": "eager", "fuse": "always", "report": self.reports.append, **options}
+        self.fn: Any = torch.compile(fn, backend="aicf", dynamic=dynamic, options=given)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return self.fn(*args, **kwargs)
+
+    @property
+    def statuses(self) -> list[str]:
+        return [r.status for g in self.reports for r in g.regions]
+
+    @property
+    def reasons(self) -> list[str]:
+        return [r.reason for g in self.reports for r in g.regions]
+
+
+def close(ours: Any, theirs: Any) -> None:
+    """Same structure, shapes, strides and, within float32's rounding of a short sum, values."""
+    if isinstance(theirs, tuple | list):
+        assert len(ours) == len(theirs)
+        for a, b in zip(ours, theirs, strict=True):
+            close(a, b)
+        return
+    assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+    assert ours.stride() == theirs.stride(), f"strides {ours.stride()} != {theirs.stride()}"
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def same(fn: Callable[..., Any], *args: Tensor, streams: bool = True, **options: Any) -> Compiled:
+    """Runs `fn` in eager and compiled, on copies of `args`; results and arguments end up equal."""
+    ours, theirs = [a.clone() for a in args], [a.clone() for a in args]
+    compiled = Compiled(fn, **options)
+    close(compiled(*ours), fn(*theirs))
+    close(ours, theirs)
+    assert [g.problem for g in compiled.reports if g.problem] == []
+    assert (compiled.statuses and set(compiled.statuses) == {"streamed"}) == streams, compiled.reasons
+    return compiled
+
+
+def test_found_by_name_without_importing_aicf() -> None:
+    code = (
+        "import torch\n"
+        "f = lambda q, k, v: (q @ k.mT / 4).softmax(-1) @ v\n"
+        "q, k, v = (torch.randn(1, 2, 64, 16) for _ in range(3))\n"
+        "c = torch.compile(f, backend='aicf', options={'rest': 'eager', 'require': 'streamed', 'fuse': 'always'})\n"
+        "with torch.no_grad(): print((c(q, k, v) - f(q, k, v)).abs().max().item() < 1e-5)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "True", done.stderr
+
+
+@pytest.mark.parametrize("rest", ["eager", "inductor"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_streams(rest: str, dynamic: bool) -> None:
+    same(lambda q, k, v: causal(q * 2, k, v).transpose(1, 2).reshape(2, -1, 48) + 1, *qkv(), rest=rest, dynamic=dynamic)
+
+
+def test_one_compilation_serves_many_lengths() -> None:
+    compiled = Compiled(causal, dynamic=True)
+    for n in range(20, 60, 4):
+        args = qkv(n, n)
+        close(compiled(*args), causal(*args))
+    assert len(compiled.reports) == 1
+    assert compiled.statuses == ["streamed"]
+
+
+def test_lengths_become_dynamic_by_themselves() -> None:
+    compiled = Compiled(causal)
+    for n in (24, 32, 40, 72):
+        args = qkv(n, n)
+        close(compiled(*args), causal(*args))
+    assert len(compiled.reports) == 2
+    assert set(compiled.statuses) == {"streamed"}
+
+
+def test_two_regions_with_equal_graphs_keep_apart_in_inductors_cache() -> None:
+    args = qkv(48, 48)
+    for fn in (attention, causal, attention):
+        same(fn, *args, rest="inductor")
+
+
+# ------------------------------------------------------------------------------------------------ memory that is shared or changed
+
+
+def input_changed_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out = attention(q, k, v)
+    q.mul_(2)
+    return out + q.sum()
+
+
+def input_changed_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k.mul_(0.5)
+    return attention(q, k, v)
+
+
+def input_changed_between(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    p = (q @ k.transpose(-2, -1) / 4.0).softmax(-1)
+    k.zero_()
+    return p @ v
+
+
+def output_changed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out = attention(q, k, v)
+    out.mul_(2)
+    return out
+
+
+def view_of_output_changed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out = attention(q, k, v)
+    out[:, 0].add_(1)
+    return out
+
+
+def scores_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q @ k.transpose(-2, -1)
+    s /= 4.0
+    s += 1.0
+    return s.softmax(-1) @ v
+
+
+def outputs_share_memory(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    out = attention(q, k, v)
+    return out, out.view(-1)
+
+
+def strided_output(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attention(q, k, v).transpose(1, 2)
+
+
+def strided_twice(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    out = attention(q, k, v).transpose(1, 2)
+    return out, out[..., ::2]
+
+
+def merged_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attention(q, k, v).transpose(1, 2).contiguous().view(2, -1, 48)
+
+
+def input_returned(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return q, attention(q, k, v)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        input_changed_after, input_changed_before, input_changed_between, output_changed, view_of_output_changed, scores_in_place,
+        outputs_share_memory, strided_output, strided_twice, merged_heads, input_returned,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("rest", ["eager", "inductor"])
+def test_shared_and_changed_memory(fn: Callable[..., Any], rest: str) -> None:
+    same(fn, *qkv(), rest=rest)
+
+
+def test_outputs_that_share_memory_still_do() -> None:
+    out, flat = Compiled(outputs_share_memory)(*qkv())
+    assert out.data_ptr() == flat.data_ptr()
+
+
+def test_inputs_changed_at_the_wrong_time_are_refused() -> None:
+    """K is gone when V has its final value, so no place in the graph has both."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        p = (q @ k.transpose(-2, -1) / 4.0).softmax(-1)
+        k.zero_()
+        v.mul_(2)
+        return p @ v
+
+    compiled = same(fn, *qkv(), streams=False)
+    assert compiled.statuses == ["refused"]
+    assert "changed in place" in compiled.reasons[0]
+
+
+def test_arguments_that_are_views_of_one_buffer() -> None:
+    buffer = torch.randn(3, 2, 40, 3, 16)
+    q, k, v = (x.transpose(1, 2) for x in buffer)
+    compiled = Compiled(attention)
+    close(compiled(q, k, v), attention(q, k, v))
+    assert compiled.statuses == ["streamed"]
+
+
+# ------------------------------------------------------------------------------------------------ gradients, modes, breaks
+
+
+def test_a_gradient_is_refused_and_right() -> None:
+    args = [a.requires_grad_() for a in qkv()]
+    compiled = Compiled(attention)
+    out = compiled.fn(*args)
+    assert compiled.statuses == ["refused"]
+    assert "gradient" in compiled.reasons[0]
+    ours = torch.autograd.grad(out.square().sum(), args)
+    theirs = torch.autograd.grad(attention(*args).square().sum(), args)
+    close(ours, theirs)
+
+
+def test_a_gradient_turned_on_inside_is_refused() -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return attention(q, k, v)
+
+    args = [a.requires_grad_() for a in qkv()]
+    compiled = Compiled(fn)
+    assert compiled(*args).requires_grad
+    assert compiled.statuses == ["refused"]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_weights_that_require_gradients_do_not_matter_without_grad(mode: Any) -> None:
+    layer = torch.nn.Linear(16, 16)
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(layer(q), k, v)
+
+    compiled = Compiled(fn)
+    with mode():
+        out = compiled.fn(*qkv())
+        close(out, fn(*qkv()))
+    assert compiled.statuses == ["streamed"]
+
+
+def test_graph_breaks() -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        first = attention(q, k, v)
+        torch._dynamo.graph_break()
+        return causal(first, k, v)
+
+    compiled = same(fn, *qkv())
+    assert len(compiled.reports) == 2
+
+
+def test_autocast() -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return attention(q, k, v)
+
+    compiled = Compiled(fn)
+    out, reference = compiled(*qkv()), fn(*qkv())
+    exact = attention(*(x.double() for x in qkv()))
+    assert out.dtype == reference.dtype == torch.bfloat16
+    assert (out - exact).abs().max() <= 2 * (reference - exact).abs().max() + 2**-8 * exact.abs().max()
+
+
+def test_a_training_module_keeps_its_buffers() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm2d(3)
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attention(self.norm(q), k, v)
+
+    ours, theirs = Model(), Model()
+    compiled = Compiled(ours)
+    close(compiled(*qkv()), theirs(*qkv()))
+    close(ours.norm.running_mean, theirs.norm.running_mean)
+    assert ours.norm.num_batches_tracked == theirs.norm.num_batches_tracked == 1
+    assert compiled.statuses == ["streamed"]
+
+
+def test_dropout_that_is_on_is_refused_and_named() -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.dropout((q @ k.transpose(-2, -1)).softmax(-1), 0.5, True) @ v
+
+    compiled = Compiled(fn)
+    torch.manual_seed(3)
+    ours = compiled(*qkv())
+    torch.manual_seed(3)
+    close(ours, fn(*qkv()))
+    assert "streamed" not in compiled.statuses
+    assert "dropout is on" in dict(compiled.reports[0].boundaries).values()
+
+
+# ------------------------------------------------------------------------------------------------ when things go wrong
+
+
+def test_a_failing_retrace_leaves_the_graph_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("no trace today")
+
+    monkeypatch.setattr(backend, "retrace", broken)
+    compiled = Compiled(attention)
+    close(compiled(*qkv()), attention(*qkv()))
+    assert [g.problem for g in compiled.reports] == ["RuntimeError: no trace today"]
+
+
+def test_a_failing_compilation_leaves_the_graph_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> Any:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(backend, "rewrite", broken)
+    compiled = Compiled(attention)
+    close(compiled(*qkv()), attention(*qkv()))
+    assert compiled.statuses == ["refused"]
+    assert "a bug" in compiled.reasons[0]
+
+
+def test_without_a_compiler_the_rest_runs_eagerly_with_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise backend.InvalidCxxCompiler
+
+    monkeypatch.setattr(backend, "get_cpp_compiler", missing)
+    monkeypatch.setattr(backend, "_COMPILER", [])
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        for fn in (attention, causal):
+            compiled = Compiled(fn, rest="auto")
+            close(compiled(*qkv()), fn(*qkv()))
+            assert compiled.statuses == ["streamed"]
+            assert compiled.reports[0].rest == "eager"
+    assert len([n for n in notes if "C++ compiler" in str(n.message)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [({"fuse": "often"}, "fuse='often'"), ({"require": "all"}, "require='all'"), ({"rest": "x"}, "rest='x'"), ({"tile": 3}, "unknown option tile"),
+     ({"threads": 0}, "threads=0")],
+)  # fmt: skip
+def test_bad_options_are_named(options: dict[str, Any], part: str) -> None:
+    with pytest.raises(ValueError, match=part.replace("(", r"\(")):
+        backend.backend_options(options)
+
+
+def test_float64_is_refused_and_right() -> None:
+    compiled = same(attention, *qkv(dtype=torch.float64), streams=False)
+    assert compiled.statuses == ["refused"]
+    assert "float64" in compiled.reasons[0]
+
+
+def test_empty_tensors() -> None:
+    for n, m in ((0, 8), (8, 0)):
+        args = qkv(n, m)
+        compiled = Compiled(attention)
+        close(compiled(*args), attention(*args))
