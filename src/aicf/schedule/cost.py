@@ -95,7 +95,10 @@ def _fastest(options: list[_Option]) -> _Option:
 
 
 def _orders(problem: Problem, given: Mapping[str, Any]) -> tuple[Order, ...]:
-    return (given["order"],) if "order" in given else ("q_major", "kv_major")
+    if "order" in given:
+        return (given["order"],)
+    # Cut keys are parts of the streamed axis; under kv_major the outer loop walks the keys already.
+    return ("q_major",) if given.get("kv_split", 1) > 1 else ("q_major", "kv_major")
 
 
 def _splits(problem: Problem, given: Mapping[str, Any], order: Order, units: int, workers: int, tile_n: int) -> list[int]:
