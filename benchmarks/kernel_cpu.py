@@ -2,9 +2,9 @@
 
     python benchmarks/kernel_cpu.py [--n 512 2048] [--d 64 128] [--threads 1 2] [--tiles 96x64x6 …] [--reps 20]
 
-Each line: milliseconds, GFLOP/s (2 * 2 * N * M * D a head, half of it when causal), the ratio to PyTorch's time, and the share of the
-peak, which a loop of independent FMAs on registers measures between the other runs. Only ratios mean something on a busy machine; one thread
-is timed in processor time.
+Each line: milliseconds, GFLOP/s (2 * 2 * N * M * D a head, half of it when causal), the ratio to PyTorch's time, and the share
+of the peak, which a loop of independent FMAs on registers measures between the other runs. Only ratios mean something on a
+busy machine; one thread is timed in processor time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aicf.kernel import Kernel, Parallel, Rows, Stmt, Stream
 from aicf.scalar import call, index, size
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.kernel.handmade import attention  # noqa: E402
+from tests.kernel.handmade import attention
 
 ROUNDS = 200_000
 
@@ -130,7 +130,9 @@ def compare(n: int, d: int, causal: bool, threads: int, tiles: list[tuple[int, i
     print(f"{name}  sdpa {times[1] * 1e3:8.3f} ms {flop / times[1]:6.1f} GFLOP/s  (peak {top:.0f})")
     for tile, seconds in zip(tiles, times[2:], strict=True):
         rate = flop / seconds
-        print(f"    {tile!s:14s} {seconds * 1e3:8.3f} ms {rate:6.1f} GFLOP/s  {times[1] / seconds:5.2f}x  {rate / top:4.0%} of peak")
+        print(
+            f"    {tile!s:14s} {seconds * 1e3:8.3f} ms {rate:6.1f} GFLOP/s  {times[1] / seconds:5.2f}x  {rate / top:4.0%} of peak"
+        )
 
 
 def main() -> None:

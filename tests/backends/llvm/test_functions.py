@@ -36,10 +36,49 @@ def computed(expr: Expr, arrays: dict[str, Any], dtypes: dict[str, DType]) -> An
 
 TINY = np.finfo(np.float32).tiny
 SPECIAL = np.array(
-    [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-42, -1e-42, TINY, -TINY, 1e-20, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, 88.0, 88.8, 89.5,
-     -87.0, -88.0, -103.0, -104.0, -150.0, 127.0, 128.0, 130.0, -126.0, -127.0, -150.0, 1e10, -1e10, 3.4e38, -3.4e38, 1e30, 0.625, 20.0],
+    [
+        np.nan,
+        np.inf,
+        -np.inf,
+        0.0,
+        -0.0,
+        1e-42,
+        -1e-42,
+        TINY,
+        -TINY,
+        1e-20,
+        1.0,
+        -1.0,
+        0.5,
+        -0.5,
+        1.5,
+        2.5,
+        -2.5,
+        3.0,
+        88.0,
+        88.8,
+        89.5,
+        -87.0,
+        -88.0,
+        -103.0,
+        -104.0,
+        -150.0,
+        127.0,
+        128.0,
+        130.0,
+        -126.0,
+        -127.0,
+        -150.0,
+        1e10,
+        -1e10,
+        3.4e38,
+        -3.4e38,
+        1e30,
+        0.625,
+        20.0,
+    ],
     np.float32,
-)  # fmt: skip
+)
 X = np.concatenate(
     [
         SPECIAL,
@@ -139,7 +178,11 @@ def test_division_by_constants(name: str, divisor: int):
 def test_casts(old: DType, new: DType):
     if old in ("f32", "f64"):
         x = np.concatenate(
-            [SPECIAL, X[60:1000], np.float32([1 + 2**-8, 1 + 2**-9 + 2**-20, 1 + 2**-11, 65519.0, 65520.0, 2**-24, 2**-25])]
+            [
+                SPECIAL,
+                X[60:1000],
+                np.array([1 + 2**-8, 1 + 2**-9 + 2**-20, 1 + 2**-11, 65519.0, 65520.0, 2**-24, 2**-25], np.float32),
+            ]
         )
         if new not in ("f32", "f64", "f16", "bf16", "bool"):
             x = x[np.isfinite(x) & (np.abs(x) < 100) & ((x >= 0) | (new != "u8"))]  # the rest is undefined in C and so in NumPy
@@ -165,7 +208,7 @@ def test_positions_convert_exactly_to_floats():
 
 
 def test_halves_are_computed_in_single_precision_and_rounded_by_casts():
-    x = np.float16([1.0, 0.1, 3e-8, 60000.0])
+    x = np.array([1.0, 0.1, 3e-8, 60000.0], np.float16)
     e = cast(call("exp", load("x", (I,), "f16")), "f16")
     with np.errstate(over="ignore"):
         expected = np.exp(x.astype(np.float32)).astype(np.float16)

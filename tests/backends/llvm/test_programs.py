@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aicf.kernel import Kernel, run_kernel
-from aicf.scalar import round_to
+from aicf.backends.llvm import build, emit, load
+from aicf.backends.llvm.build import compile_text, target_of
+from aicf.kernel import Kernel, Parallel, Rows, Stmt, Stream, run_kernel
+from aicf.scalar import call, index, round_to, size
 from tests.kernel import programs
 from tests.kernel.handmade import attention
 
@@ -97,10 +100,16 @@ def test_document_mask_skips_tiles_by_summaries():
 @pytest.mark.parametrize(
     ("n", "m", "d", "dv", "tiles"),
     [
-        (1, 1, 1, 1, (96, 64, 6)), (1, 300, 64, 64, (1, 64, 1)), (97, 65, 64, 64, (96, 64, 6)), (50, 70, 5, 33, (24, 16, 6)),
-        (130, 129, 128, 7, (48, 128, 6)), (13, 200, 3, 512, (12, 40, 4)), (33, 20, 17, 1, (20, 7, 5)), (200, 90, 40, 40, (66, 64, 6)),
+        (1, 1, 1, 1, (96, 64, 6)),
+        (1, 300, 64, 64, (1, 64, 1)),
+        (97, 65, 64, 64, (96, 64, 6)),
+        (50, 70, 5, 33, (24, 16, 6)),
+        (130, 129, 128, 7, (48, 128, 6)),
+        (13, 200, 3, 512, (12, 40, 4)),
+        (33, 20, 17, 1, (20, 7, 5)),
+        (200, 90, 40, 40, (66, 64, 6)),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("causal", [False, True])
 def test_shapes(n: int, m: int, d: int, dv: int, tiles: tuple[int, int, int], causal: bool):
     q, k, v = inputs(n + m, 1, 2, n, m, d, dv)
@@ -150,3 +159,59 @@ def test_halves(dtype: Any, n: int, m: int, d: int, dv: int):
     single = programs.plain(q, k, v, lambda s: s * np.float32(0.125), np.float32)
     one_rounding = {"f16": 2.0**-11, "bf16": 2.0**-8}[dtype] * np.abs(exact)
     assert (np.abs(out - exact) <= one_rounding + 4 * np.abs(single - exact).max()).all()
+
+
+@pytest.mark.parametrize(("n", "m"), [(50, 70), (97, 97), (1, 5)])
+def test_rows_may_leave_out_what_contributes_nothing(n: int, m: int):
+    """A causal kernel that promises that keys past a block's last row count for nothing: the same result, bit by bit."""
+    kernel = attention(d=16, dv=24, causal=True, tile_m=24, tile_n=32, rows=6)
+
+    def change(s: Stmt) -> Stmt:
+        match s:
+            case Rows():
+                return replace(s, ends=(("j", call("add", index("i0"), size(6))),))
+            case Stream():
+                return replace(s, phases=tuple(p if p.whole else replace(p, body=tuple(map(change, p.body))) for p in s.phases))
+            case Parallel():
+                return replace(s, body=tuple(map(change, s.body)))
+            case _:
+                return s
+
+    shorter = replace(kernel, body=tuple(map(change, kernel.body)))
+    assert shorter != kernel
+    q, k, v = inputs(2, 1, 2, n, m, 16, 24)
+    given, sizes = {"Q": q, "K": k, "V": v}, {"B": 1, "H": 2, "N": n, "M": m}
+    np.testing.assert_array_equal(execute(shorter, given, sizes)["O"], execute(kernel, given, sizes)["O"])
+
+
+def test_objects_are_loaded_without_compiling_and_code_is_shown():
+    kernel = attention(d=8, dv=8, tile_m=12, tile_n=16)
+    compiled = build(kernel)
+    again = load(kernel, compiled.object)
+    q, k, v = inputs(2, 1, 2, 20, 30, 8, 8)
+    given, sizes = {"Q": q, "K": k, "V": v}, {"B": 1, "H": 2, "N": 20, "M": 30}
+    outs = [execute(kernel, given, sizes, compiled=c)["O"] for c in (compiled, again)]
+    np.testing.assert_array_equal(outs[0], outs[1])
+    assert emit(kernel) == compiled.llvm and "aicf_run:" in compiled.asm
+    assert build(kernel).object == compiled.object
+
+
+@pytest.mark.parametrize(
+    ("triple", "cpu", "features", "vector"),
+    [
+        ("x86_64-unknown-linux-gnu", "x86-64-v4", "+avx512f,+avx512vl,+avx512dq,+avx512bw,+avx2,+fma", "%zmm"),
+        ("x86_64-unknown-linux-gnu", "x86-64", "+sse2", "%xmm"),
+        ("aarch64-unknown-linux-gnu", "neoverse-n1", "+neon", "fmla"),
+    ],
+)
+def test_other_targets_compile(triple: str, cpu: str, features: str, vector: str):
+    target = target_of(triple, cpu, features)
+    text = emit(attention(d=64, dv=64, causal=True), triple, cpu, features)
+    assert vector in compile_text(text, target, assembly=True).decode()
+
+
+def test_strides_that_contradict_the_kernel_are_refused():
+    kernel = attention(d=8, dv=8, tile_m=12, tile_n=16)
+    q, k, v = inputs(2, 1, 2, 20, 30, 8, 8)
+    with pytest.raises(ValueError, match=r"dimension 3 of K has stride .*was built for stride 1"):
+        execute(kernel, {"Q": q, "K": np.asfortranarray(k), "V": v}, {"B": 1, "H": 2, "N": 20, "M": 30})

@@ -1,4 +1,5 @@
-"""Statements one by one, in forms that attention forward does not have: transposed operands, sums over the row axis, tiles of integers, booleans and float64. The interpreter says what is right."""
+"""Statements one by one, in forms that attention forward does not have: transposed operands, sums over the row axis, tiles
+of integers, booleans and float64. The interpreter says what is right."""
 
 from __future__ import annotations
 
@@ -88,30 +89,49 @@ def backward(width: int, value_width: int, tile_m: int, tile_n: int, rows: int) 
     s, p, dp, ds = (tile(x, "ij") for x in ("s", "p", "dp", "ds"))
     lse, delta, dk, dv = tile("lse", "i"), tile("delta", "i"), tile("dk", "jd"), tile("dv", "je")
     zero = const(0.0, "f32")
-    inner = Rows("i", rows, (
-        Contract(s, q, k, "d"),
-        Map(p, call("exp", call("sub", f("s"), f("lse")))),
-        Contract(dp, do, v, "e"),
-        Map(ds, call("mul", f("p"), call("sub", f("dp"), f("delta")))),
-        Contract(dv, p, do, "i", accumulate=True),
-        Contract(dk, ds, q, "i", accumulate=True),
-    ))  # fmt: skip
+    inner = Rows(
+        "i",
+        rows,
+        (
+            Contract(s, q, k, "d"),
+            Map(p, call("exp", call("sub", f("s"), f("lse")))),
+            Contract(dp, do, v, "e"),
+            Map(ds, call("mul", f("p"), call("sub", f("dp"), f("delta")))),
+            Contract(dv, p, do, "i", accumulate=True),
+            Contract(dk, ds, q, "i", accumulate=True),
+        ),
+    )
     loads = (LoadTile(q, "Q", (i, d)), LoadTile(do, "dO", (i, e)), LoadTile(lse, "lse", (i,)), LoadTile(delta, "delta", (i,)))
     return Kernel(
         "backward",
         (
-            TensorParam("Q", "f32", (N, size(width)), "in", 1), TensorParam("K", "f32", (M, size(width)), "in", 1),
-            TensorParam("V", "f32", (M, size(value_width)), "in", 1), TensorParam("dO", "f32", (N, size(value_width)), "in", 1),
-            TensorParam("lse", "f32", (N,)), TensorParam("delta", "f32", (N,)),
-            TensorParam("dK", "f32", (M, size(width)), "out", 1), TensorParam("dV", "f32", (M, size(value_width)), "out", 1),
+            TensorParam("Q", "f32", (N, size(width)), "in", 1),
+            TensorParam("K", "f32", (M, size(width)), "in", 1),
+            TensorParam("V", "f32", (M, size(value_width)), "in", 1),
+            TensorParam("dO", "f32", (N, size(value_width)), "in", 1),
+            TensorParam("lse", "f32", (N,)),
+            TensorParam("delta", "f32", (N,)),
+            TensorParam("dK", "f32", (M, size(width)), "out", 1),
+            TensorParam("dV", "f32", (M, size(value_width)), "out", 1),
         ),
-        ("N", "M"), (), axes,
-        (Parallel((Loop(index("j0"), M, tile_n),), (
-            LoadTile(k, "K", (j, d)), LoadTile(v, "V", (j, e)), Fill(dk, zero), Fill(dv, zero),
-            Stream("i", size(0), N, partial(*loads, inner)),
-            StoreTile("dK", (j, d), ("j", "d"), f("dk")), StoreTile("dV", (j, e), ("j", "e"), f("dv")),
-        )),),
-    )  # fmt: skip
+        ("N", "M"),
+        (),
+        axes,
+        (
+            Parallel(
+                (Loop(index("j0"), M, tile_n),),
+                (
+                    LoadTile(k, "K", (j, d)),
+                    LoadTile(v, "V", (j, e)),
+                    Fill(dk, zero),
+                    Fill(dv, zero),
+                    Stream("i", size(0), N, partial(*loads, inner)),
+                    StoreTile("dK", (j, d), ("j", "d"), f("dk")),
+                    StoreTile("dV", (j, e), ("j", "e"), f("dv")),
+                ),
+            ),
+        ),
+    )
 
 
 @pytest.mark.parametrize("shape", [(8, 12, 20, 16, 6), (16, 16, 12, 32, 6), (5, 3, 9, 7, 4), (33, 20, 24, 24, 24)])
@@ -129,14 +149,26 @@ def test_gradient_of_the_queries_uses_keys_both_ways(tiles: tuple[int, int, int]
     body = Rows("i", rows, (Contract(s, q, k, "d"), Map(s, call("tanh", f("s"))), Contract(dq, s, k, "j", accumulate=True)))
     kernel = Kernel(
         "dq",
-        (TensorParam("Q", "f32", (N, size(10)), "in", 1), TensorParam("K", "f32", (M, size(10)), "in", 1), TensorParam("O", "f32", (N, size(10)), "out")),
-        ("N", "M"), (), axes,
-        (Parallel((Loop(index("i0"), N, tile_m),), (
-            LoadTile(q, "Q", (i, d)), Fill(dq, const(0.0, "f32")),
-            Stream("j", size(0), M, partial(LoadTile(k, "K", (j, d)), body)),
-            StoreTile("O", (i, d), ("i", "d"), f("dq")),
-        )),),
-    )  # fmt: skip
+        (
+            TensorParam("Q", "f32", (N, size(10)), "in", 1),
+            TensorParam("K", "f32", (M, size(10)), "in", 1),
+            TensorParam("O", "f32", (N, size(10)), "out"),
+        ),
+        ("N", "M"),
+        (),
+        axes,
+        (
+            Parallel(
+                (Loop(index("i0"), N, tile_m),),
+                (
+                    LoadTile(q, "Q", (i, d)),
+                    Fill(dq, const(0.0, "f32")),
+                    Stream("j", size(0), M, partial(LoadTile(k, "K", (j, d)), body)),
+                    StoreTile("O", (i, d), ("i", "d"), f("dq")),
+                ),
+            ),
+        ),
+    )
     agree(kernel, {"N": 45, "M": 50}, rtol=1e-4)
 
 
@@ -172,9 +204,17 @@ def product(
 @pytest.mark.parametrize("computed", ["", "a", "b", "ab"])
 @pytest.mark.parametrize(
     ("a", "b", "c"),
-    [("xk", "yk", "xy"), ("kx", "yk", "yx"), ("xk", "ky", "xy"), ("kx", "ky", "yx"), ("xk", "gyk", "xgy"),
-     ("gxk", "yk", "gyx"), ("xk", "k", "x"), ("k", "yk", "y")],
-)  # fmt: skip
+    [
+        ("xk", "yk", "xy"),
+        ("kx", "yk", "yx"),
+        ("xk", "ky", "xy"),
+        ("kx", "ky", "yx"),
+        ("xk", "gyk", "xgy"),
+        ("gxk", "yk", "gyx"),
+        ("xk", "k", "x"),
+        ("k", "yk", "y"),
+    ],
+)
 @pytest.mark.parametrize("lengths", [{"x": 7, "y": 20, "k": 33, "g": 3}, {"x": 40, "y": 1, "k": 1, "g": 2}])
 def test_contracts_of_any_axes(a: str, b: str, c: str, computed: str, lengths: dict[str, int]):
     used = {x: n for x, n in lengths.items() if x in a + b + c}
@@ -208,15 +248,28 @@ def test_reductions(op: Any, dtype: DType, axis: str, tile_n: int):
     kernel = Kernel(
         "reduce",
         (TensorParam("X", dtype, (N, M)), TensorParam("O", dtype, (N if other == "i" else M,), "out")),
-        ("N", "M"), (), (Axis("i", N, 20), Axis("j", M, tile_n)),
-        (Parallel((Loop(index(other + "0"), N if other == "i" else M, 20 if other == "i" else tile_n),), (
-            Fill(r, const(1, dtype)),
-            Stream(axis, size(0), M if axis == "j" else N, partial(
-                LoadTile(x, "X", (i, j)), Reduce(r, op, axis, var("x", dtype), accumulate=True),
-            )),
-            StoreTile("O", (index(other),), (other,), var("r", dtype)),
-        )),),
-    )  # fmt: skip
+        ("N", "M"),
+        (),
+        (Axis("i", N, 20), Axis("j", M, tile_n)),
+        (
+            Parallel(
+                (Loop(index(other + "0"), N if other == "i" else M, 20 if other == "i" else tile_n),),
+                (
+                    Fill(r, const(1, dtype)),
+                    Stream(
+                        axis,
+                        size(0),
+                        M if axis == "j" else N,
+                        partial(
+                            LoadTile(x, "X", (i, j)),
+                            Reduce(r, op, axis, var("x", dtype), accumulate=True),
+                        ),
+                    ),
+                    StoreTile("O", (index(other),), (other,), var("r", dtype)),
+                ),
+            ),
+        ),
+    )
     rng = np.random.default_rng(2)
     values = rng.integers(-50, 50, (43, 70)).astype(numpy_dtype(dtype))
     agree(kernel, {"N": 43, "M": 70}, rtol=1e-3 if dtype == "f16" else 1e-6, X=values)
@@ -227,11 +280,22 @@ def test_reductions(op: Any, dtype: DType, axis: str, tile_n: int):
 def test_nan_wins_in_reductions(op: Any, where: int):
     x, r = tile("x", "ij"), tile("r", "i")
     kernel = Kernel(
-        "nan", (TensorParam("X", "f32", (N, M), "in", 1), TensorParam("O", "f32", (N,), "out")), ("N", "M"), (), (Axis("i", N, 8), Axis("j", M, 64)),
-        (Parallel((Loop(index("i0"), N, 8),), (
-            LoadTile(x, "X", (i, j)), Reduce(r, op, "j", f("x")), StoreTile("O", (i,), ("i",), f("r")),
-        )),),
-    )  # fmt: skip
+        "nan",
+        (TensorParam("X", "f32", (N, M), "in", 1), TensorParam("O", "f32", (N,), "out")),
+        ("N", "M"),
+        (),
+        (Axis("i", N, 8), Axis("j", M, 64)),
+        (
+            Parallel(
+                (Loop(index("i0"), N, 8),),
+                (
+                    LoadTile(x, "X", (i, j)),
+                    Reduce(r, op, "j", f("x")),
+                    StoreTile("O", (i,), ("i",), f("r")),
+                ),
+            ),
+        ),
+    )
     values = np.random.default_rng(3).standard_normal((5, 40)).astype(np.float32)
     values[3, where] = np.nan
     values[1, where] = np.inf
@@ -241,44 +305,67 @@ def test_nan_wins_in_reductions(op: Any, where: int):
 
 
 def test_masks_and_ids_of_every_type():
-    """Boolean and integer tiles, a scalar parameter, a transposed read, a strided one, a reversed one and a gather in one expression."""
+    """Boolean and integer tiles, a scalar parameter, transposed, strided and reversed reads and gathers in one expression."""
     keep, ids, out = tile("keep", "ij", "bool"), tile("ids", "j", "i32"), tile("o", "ij")
     reversed_j = call("sub", call("sub", M, size(1)), j)
     expr = call("where", var("keep", "bool"), call("mul", f("temperature"), load("X", (j, i), "f32")), const(-3.0, "f32"))
     expr = call("add", expr, load("Y", (call("mul", j, size(2)), i), "f32"))
     expr = call("add", expr, load("Y", (reversed_j, size(0)), "f32"))
     expr = call("add", expr, load("T", (cast(var("ids", "i32"), "i64"), i), "f32"))
+    expr = call("add", expr, load("U", (cast(var("ids", "i32"), "i64"), j), "f32"))
     expr = call("add", expr, cast(call("floordiv", call("sub", i, j), size(3)), "f32"))
     kernel = Kernel(
         "masks",
         (
-            TensorParam("keep", "bool", (N, M)), TensorParam("ids", "u8", (M,)), TensorParam("X", "f32", (M, N)),
-            TensorParam("Y", "f32", (call("mul", size(2), M), N)), TensorParam("T", "f32", (size(5), N)), TensorParam("O", "f32", (N, M), "out"),
+            TensorParam("keep", "bool", (N, M)),
+            TensorParam("ids", "u8", (M,)),
+            TensorParam("X", "f32", (M, N)),
+            TensorParam("Y", "f32", (call("mul", size(2), M), N)),
+            TensorParam("T", "f32", (size(5), N)),
+            TensorParam("U", "f32", (size(5), M), "in", 1),
+            TensorParam("O", "f32", (N, M), "out"),
         ),
-        ("N", "M"), (ScalarParam("temperature", "f32"),), (Axis("i", N, 12), Axis("j", M, 24)),
-        (Parallel((Loop(index("i0"), N, 12), Loop(index("j0"), M, 24)), (
-            LoadTile(keep, "keep", (i, j)), LoadTile(ids, "ids", (j,)),
-            Map(out, expr), StoreTile("O", (i, j), ("i", "j"), f("o")),
-        )),),
-    )  # fmt: skip
+        ("N", "M"),
+        (ScalarParam("temperature", "f32"),),
+        (Axis("i", N, 12), Axis("j", M, 24)),
+        (
+            Parallel(
+                (Loop(index("i0"), N, 12), Loop(index("j0"), M, 24)),
+                (
+                    LoadTile(keep, "keep", (i, j)),
+                    LoadTile(ids, "ids", (j,)),
+                    Map(out, expr),
+                    StoreTile("O", (i, j), ("i", "j"), f("o")),
+                ),
+            ),
+        ),
+    )
     rng = np.random.default_rng(4)
     given = {"keep": rng.random((31, 50)) < 0.5, "ids": rng.integers(0, 5, 50).astype(np.uint8)}
     agree(kernel, {"N": 31, "M": 50}, {"temperature": 1.5}, rtol=1e-6, **given)
 
 
-def test_loads_with_negative_and_missing_strides_stay_in_bounds():
-    """X[M - 1 - j], X[0] for all lanes, and a bias band X[i - j + M - 1], in tiles with tails, on memory that ends where the data ends."""
+def test_loads_with_negative_and_missing_strides():
+    """X[M - 1 - j], X[0] for all lanes, and a bias band X[i - j + M - 1], in tiles with tails."""
     band = call("add", call("sub", i, j), call("sub", M, size(1)))
     t, u = tile("t", "ij"), tile("u", "ji")
     kernel = Kernel(
         "bands",
         (TensorParam("X", "f32", (call("sub", call("add", N, M), size(1)),), "in", 0), TensorParam("O", "f32", (N, M), "out", 1)),
-        ("N", "M"), (), (Axis("i", N, 6), Axis("j", M, 16)),
-        (Parallel((Loop(index("i0"), N, 6), Loop(index("j0"), M, 16)), (
-            LoadTile(t, "X", (band,)), LoadTile(u, "X", (call("sub", call("sub", M, size(1)), j),)),
-            StoreTile("O", (i, j), ("i", "j"), call("add", call("add", f("t"), f("u")), load("X", (size(0),), "f32"))),
-        )),),
-    )  # fmt: skip
+        ("N", "M"),
+        (),
+        (Axis("i", N, 6), Axis("j", M, 16)),
+        (
+            Parallel(
+                (Loop(index("i0"), N, 6), Loop(index("j0"), M, 16)),
+                (
+                    LoadTile(t, "X", (band,)),
+                    LoadTile(u, "X", (call("sub", call("sub", M, size(1)), j),)),
+                    StoreTile("O", (i, j), ("i", "j"), call("add", call("add", f("t"), f("u")), load("X", (size(0),), "f32"))),
+                ),
+            ),
+        ),
+    )
     agree(kernel, {"N": 13, "M": 21}, rtol=1e-6)
 
 
@@ -286,14 +373,25 @@ def test_stores_through_permuted_indices():
     t = tile("t", "ij")
     kernel = Kernel(
         "permuted",
-        (TensorParam("X", "f32", (N, M), "in", 1), TensorParam("P", "f32", (M, N), "out", 1), TensorParam("H", "f16", (M, N), "out")),
-        ("N", "M"), (), (Axis("i", N, 10), Axis("j", M, 16)),
-        (Parallel((Loop(index("i0"), N, 10), Loop(index("j0"), M, 16)), (
-            LoadTile(t, "X", (i, j)),
-            StoreTile("P", (j, i), ("i", "j"), call("mul", f("t"), const(2.0, "f32"))),
-            StoreTile("H", (call("sub", call("sub", M, size(1)), j), i), ("j", "i"), f("t")),
-        )),),
-    )  # fmt: skip
+        (
+            TensorParam("X", "f32", (N, M), "in", 1),
+            TensorParam("P", "f32", (M, N), "out", 1),
+            TensorParam("H", "f16", (M, N), "out"),
+        ),
+        ("N", "M"),
+        (),
+        (Axis("i", N, 10), Axis("j", M, 16)),
+        (
+            Parallel(
+                (Loop(index("i0"), N, 10), Loop(index("j0"), M, 16)),
+                (
+                    LoadTile(t, "X", (i, j)),
+                    StoreTile("P", (j, i), ("i", "j"), call("mul", f("t"), const(2.0, "f32"))),
+                    StoreTile("H", (call("sub", call("sub", M, size(1)), j), i), ("j", "i"), f("t")),
+                ),
+            ),
+        ),
+    )
     agree(kernel, {"N": 23, "M": 37}, rtol=1e-6)
 
 
@@ -303,13 +401,25 @@ def test_streams_of_nothing_and_bounds_from_memory():
     kernel = Kernel(
         "ragged",
         (TensorParam("X", "f32", (N, M), "in", 1), TensorParam("len", "i32", (N,)), TensorParam("O", "f32", (N,), "out")),
-        ("N", "M"), (), (Axis("i", N, 1), Axis("j", M, 16)),
-        (Parallel((Loop(index("i0"), N, 1),), (
-            Fill(r, const(0.0, "f32")),
-            Stream("j", size(0), cast(load("len", (index("i0"),), "i32"), "i64"), partial(Reduce(r, "sum", "j", load("X", (i, j), "f32"), accumulate=True))),
-            StoreTile("O", (i,), ("i",), f("r")),
-        )),),
-    )  # fmt: skip
+        ("N", "M"),
+        (),
+        (Axis("i", N, 1), Axis("j", M, 16)),
+        (
+            Parallel(
+                (Loop(index("i0"), N, 1),),
+                (
+                    Fill(r, const(0.0, "f32")),
+                    Stream(
+                        "j",
+                        size(0),
+                        cast(load("len", (index("i0"),), "i32"), "i64"),
+                        partial(Reduce(r, "sum", "j", load("X", (i, j), "f32"), accumulate=True)),
+                    ),
+                    StoreTile("O", (i,), ("i",), f("r")),
+                ),
+            ),
+        ),
+    )
     agree(kernel, {"N": 6, "M": 50}, rtol=1e-5, len=np.array([0, 1, 16, 17, 49, 50], np.int32))
 
 
@@ -318,7 +428,11 @@ def test_a_reduction_inside_an_expression():
     k = index("k")
     e_ = reduce("sum", k, M, call("mul", load("X", (i, k), "f32"), load("X", (i, k), "f32")))
     kernel = Kernel(
-        "norms", (TensorParam("X", "f32", (N, M), "in", 1), TensorParam("O", "f32", (N,), "out", 0)), ("N", "M"), (), (Axis("i", N, 16),),
+        "norms",
+        (TensorParam("X", "f32", (N, M), "in", 1), TensorParam("O", "f32", (N,), "out", 0)),
+        ("N", "M"),
+        (),
+        (Axis("i", N, 16),),
         (Parallel((Loop(index("i0"), N, 16),), (Map(total, e_), StoreTile("O", (i,), ("i",), call("sqrt", f("t"))))),),
-    )  # fmt: skip
+    )
     agree(kernel, {"N": 19, "M": 11}, rtol=1e-6)

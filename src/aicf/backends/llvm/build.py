@@ -34,14 +34,17 @@ class Compiled:
     engine: object
 
     def run(
-        self, tensors: dict[str, tuple[int, tuple[int, ...]]], sizes: dict[str, int], scalars: dict[str, float | int], threads: int
+        self,
+        tensors: dict[str, tuple[int, tuple[int, ...]]],
+        sizes: dict[str, int],
+        scalars: dict[str, float | int],
+        threads: int,
     ) -> None:
         """Run on tensors given as (address, strides in elements), all of the kernel's parameters included.
 
         Raises KeyError for a missing argument and ValueError for a stride that contradicts the kernel's `unit`.
         """
         self.launcher.run(tensors, sizes, scalars, threads)
-
 
     @property
     def llvm(self) -> str:

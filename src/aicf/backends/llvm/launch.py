@@ -11,7 +11,7 @@ from aicf.backends.llvm.codegen import Slots
 from aicf.backends.llvm.codegen.module import BUFFERS, HEADER, STRIDE
 from aicf.kernel import Kernel
 from aicf.runtime.threads import fork_address, run_workers
-from aicf.scalar import DType, is_float
+from aicf.scalar import DType, integer, is_float
 
 _CODES: dict[DType, str] = {
     "bool": "q", "u8": "B", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "f16": "f", "bf16": "f", "f32": "f", "f64": "d",
@@ -75,8 +75,11 @@ class Launcher:
             address, strides = tensors[t.name]
             if len(strides) != len(t.shape):
                 raise ValueError(f"{t.name} has {len(strides)} strides, kernel {self.kernel.name} wants {len(t.shape)}")
-            if t.unit is not None and strides[t.unit] != 1:
-                raise ValueError(f"dimension {t.unit} of {t.name} has stride {strides[t.unit]}; kernel {self.kernel.name} was built for stride 1")
+            if t.unit is not None and strides[t.unit] != 1 and integer(t.shape[t.unit], sizes) > 1:
+                raise ValueError(
+                    f"dimension {t.unit} of {t.name} has stride {strides[t.unit]}, "
+                    f"kernel {self.kernel.name} was built for stride 1"
+                )
             at = self.slots.tensors[t.name]
             words[at] = address
             words[at + 1 : at + 1 + len(strides)] = strides
@@ -87,7 +90,11 @@ class Launcher:
         return words
 
     def run(
-        self, tensors: dict[str, tuple[int, tuple[int, ...]]], sizes: dict[str, int], scalars: dict[str, float | int], threads: int
+        self,
+        tensors: dict[str, tuple[int, tuple[int, ...]]],
+        sizes: dict[str, int],
+        scalars: dict[str, float | int],
+        threads: int,
     ) -> None:
         """One call from dictionaries."""
         self.call(self.words(tensors, sizes, scalars), threads)

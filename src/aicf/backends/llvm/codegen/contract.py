@@ -159,7 +159,7 @@ def _step(layout: Layout, over: str) -> int:
 
 
 def short_kernel(module: Module, m: Micro) -> str:
-    """The function of a shape that computes as many rows as exist, rounded up to 1, 2, 4 … or all: the last block of a tile may be
+    """The function of a shape that computes as many rows as exist, rounded up to 1, 2, 4 … or all: a tile's last block may be
     short."""
     key = ("short", m)
     if key in module.made:
@@ -190,7 +190,9 @@ def micro_kernel(module: Module, m: Micro) -> str:
         return module.made[key]
     name = f"micro_{m.rows}x{m.vectors}_{m.start}_{len(module.made)}"
     module.made[key] = name
-    fn = Function(module, name, "ptr noalias %a, ptr noalias %b, ptr noalias %c, ptr noalias %s, i64 %n", internal=True, inline=False)
+    fn = Function(
+        module, name, "ptr noalias %a, ptr noalias %b, ptr noalias %c, ptr noalias %s, i64 %n", internal=True, inline=False
+    )
     fn.head = fn.head.replace("define internal void", "define internal fastcc void")
     lanes = module.width
     maths = Maths(fn, lanes, m.element)
@@ -311,4 +313,3 @@ def _packed(s: Contract, r: Roles, scope: Scope) -> Layout:
 
     copy(r.b.axes, {})
     return layout
-

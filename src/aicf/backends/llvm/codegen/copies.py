@@ -30,7 +30,7 @@ def emit_load(s: LoadTile, scope: Scope, tiles: dict[str, Tile]) -> None:
 
 
 def _across(s: LoadTile, scope: Scope, layout: Layout) -> str | None:
-    """The axis along which memory is contiguous, when it is another than the layout's vector axis and the index is affine in both."""
+    """The axis along which memory is contiguous, when that is not the layout's vector axis and the index is affine in both."""
     tensor = scope.kernel.tensor(s.tensor)
     if tensor.unit is None or layout.vector is None or held(s.tile.dtype) != held(tensor.dtype) or held(s.tile.dtype) != "float":
         return None
@@ -55,7 +55,13 @@ def _step(e: Expr, v: Var) -> int | None:
 
 
 def _transpose(
-    s: LoadTile, scope: Scope, layout: Layout, across: str, where: dict[str, Index], outer: tuple[str, ...], tiles: dict[str, Tile]
+    s: LoadTile,
+    scope: Scope,
+    layout: Layout,
+    across: str,
+    where: dict[str, Index],
+    outer: tuple[str, ...],
+    tiles: dict[str, Tile],
 ) -> None:
     """Squares of `lanes` vectors along `across`, transposed into vectors along the layout's vector axis."""
     if outer:
@@ -82,7 +88,9 @@ def _transpose(
                 _squares(s, scope, layout, across, point, span, along.valid, tensor)
 
 
-def _squares(s: LoadTile, scope: Scope, layout: Layout, across: str, point: Point, span: Span, extent: I64, tensor: TensorRef) -> None:
+def _squares(
+    s: LoadTile, scope: Scope, layout: Layout, across: str, point: Point, span: Span, extent: I64, tensor: TensorRef
+) -> None:
     fn, lanes, kind = scope.fn, scope.target.lanes, stored(tensor.dtype)
     rows = [fn.pointer(tensor.base, fn.add(span.offset, fn.mul(span.step, point.clamped(r))), kind) for r in range(lanes)]
     tile = in_tile(layout.dtype)
@@ -97,7 +105,9 @@ def _squares(s: LoadTile, scope: Scope, layout: Layout, across: str, point: Poin
     with fn.loop(0, whole, lanes) as column:
         square = []
         for row in rows:
-            text = fn.op(f"load <{lanes} x {kind}>, ptr {fn.pointer(row, column, kind)}, align {2 if kind in ('half', 'i16') else 4}")
+            text = fn.op(
+                f"load <{lanes} x {kind}>, ptr {fn.pointer(row, column, kind)}, align {2 if kind in ('half', 'i16') else 4}"
+            )
             square.append(from_stored(scope, text, tensor.dtype, True).text)
         for k, text in enumerate(transposed(scope, square)):
             put(fn.add(column, k), text)
@@ -158,7 +168,9 @@ def _store_axis(s: StoreTile, scope: Scope, tiles: dict[str, Tile]) -> str | Non
     return s.axes[-1] if s.axes else None
 
 
-def _store(s: StoreTile, scope: Scope, tiles: dict[str, Tile], vector: str | None, outer: tuple[str, ...], where: dict[str, Index]) -> None:
+def _store(
+    s: StoreTile, scope: Scope, tiles: dict[str, Tile], vector: str | None, outer: tuple[str, ...], where: dict[str, Index]
+) -> None:
     if outer:
         with AxisLoops(scope, outer[0]) as at:
             _store(s, scope, tiles, vector, outer[1:], {**where, outer[0]: at})
@@ -225,4 +237,3 @@ def _scatter(scope: Scope, point: Point, tensor: TensorRef, span: Span | Spread,
         else:
             offset = fn.add(span.offset, fn.mul(span.step, lane))
         fn.do(f"store {kind} {one}, ptr {fn.pointer(tensor.base, offset, kind)}")
-

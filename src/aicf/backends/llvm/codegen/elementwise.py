@@ -418,4 +418,3 @@ def as_reduce(s: Contract) -> list[Pointwise]:
     product = call("mul", var(s.a.name, s.a.dtype), var(s.b.name, s.b.dtype))
     made.append(Reduce(s.tile, "sum", s.over, product, s.accumulate))
     return made
-

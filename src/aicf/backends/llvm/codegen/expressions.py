@@ -16,6 +16,7 @@ from aicf.scalar import Call, Const, DType, Expr, Load, Reduce, Var, is_float, i
 
 _UNSIGNED = ("bool", "u8")
 _COMPARE = {"lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
+_INTEGER_COMPARE = ("lt", "le", "gt", "ge", "eq", "ne")
 _EXACT_IN_DOUBLE = 2**51
 _LARGEST_POSITION = 2**44
 
@@ -32,6 +33,8 @@ class Evaluator:
         self.lanes = lanes or fn.module.width
         self.lookup = lookup
         self.read = read
+        # A cheaper way to compare positions, where there is one.
+        self.compare: Callable[[Call, Evaluator], Value | None] | None = None
         self.memo: dict[Expr, Value] = {}
         self._wide: dict[Value, Value] = {}
 
@@ -104,6 +107,10 @@ class Evaluator:
                 return self._call(e)
 
     def _call(self, e: Call) -> Value:
+        if self.compare is not None and e.fn in _INTEGER_COMPARE and e.args[0].dtype == "i64":
+            found = self.compare(e, self)
+            if found is not None:
+                return found
         args = [self.value(a) for a in e.args]
         match e.fn:
             case "where":
@@ -451,4 +458,3 @@ def magnitude(e: Expr, unbounded: frozenset[str]) -> float:
 
 def _of_type(dtype: DType) -> float:
     return math.inf if is_float(dtype) or dtype == "i64" else float(largest(dtype) + 1)
-

@@ -182,7 +182,9 @@ def plan(kernel: Kernel, target: Target) -> Plan:
     return Plan(shapes, copies, offset, made.repacked)
 
 
-def _strides(tile: Tile, vector: str | None, panel: bool, shape: dict[str, AxisShape], target: Target) -> tuple[dict[str, int], int]:
+def _strides(
+    tile: Tile, vector: str | None, panel: bool, shape: dict[str, AxisShape], target: Target
+) -> tuple[dict[str, int], int]:
     """Strides and element count. Panels: [block][other axes][lanes]; rows: [other axes][block][lanes] with padding."""
     others = [a for a in tile.axes if a != vector]
     stride: dict[str, int] = {}
@@ -203,7 +205,7 @@ def _strides(tile: Tile, vector: str | None, panel: bool, shape: dict[str, AxisS
 def vector_axes(kernel: Kernel, tiles: dict[str, Tile]) -> tuple[dict[str, str | None], dict[str, tuple[str, ...]]]:
     """(vector axis of each tile's first copy, the axes for which it needs panels).
 
-    The result of a Contract is vectorised along the free axis of operand b; operands computed elsewhere are asked for that axis too.
+    The result of a Contract is vectorised along the free axis of operand b; operands that are computed are asked for it too.
     """
     body = list(statements(kernel.body))
     contracts = [s for s in body if isinstance(s, Contract)]
@@ -232,9 +234,10 @@ def vector_axes(kernel: Kernel, tiles: dict[str, Tile]) -> tuple[dict[str, str |
         a, b = free_axes(s)
         vector = first.get(s.tile.name)
         operand = s.b if vector in b else s.a if vector in a else None
-        if operand is not None and vector is not None and operand.name in loaded and operand.name not in computed:
-            if vector not in panels.get(operand.name, ()):
-                panels[operand.name] = (*panels.get(operand.name, ()), vector)
+        if operand is None or vector is None or operand.name not in loaded or operand.name in computed:
+            continue
+        if vector not in panels.get(operand.name, ()):
+            panels[operand.name] = (*panels.get(operand.name, ()), vector)
     for s in body:
         if isinstance(s, LoadTile):
             first.setdefault(s.tile.name, _loaded_axis(s, kernel, panels.get(s.tile.name, ())))
@@ -244,7 +247,7 @@ def vector_axes(kernel: Kernel, tiles: dict[str, Tile]) -> tuple[dict[str, str |
 
 
 def used_plainly(kernel: Kernel, panels: dict[str, tuple[str, ...]]) -> frozenset[str]:
-    """Tiles with panels that are also broadcast by a Contract or read by an element-wise statement: their first copy is in rows."""
+    """Tiles with panels that a Contract also broadcasts or an element-wise statement reads: their first copy is in rows."""
     found: set[str] = set()
     for s in statements(kernel.body):
         match s:

@@ -1,4 +1,4 @@
-"""Control flow of a work item: streams with their phases, register blocks of rows, retries, and runs of element-wise statements."""
+"""Control flow of a work item: streams and their phases, register blocks of rows, retries, runs of element-wise statements."""
 
 from __future__ import annotations
 

@@ -38,7 +38,9 @@ class Maths:
         self.bits = "i32" if element == "float" else "i64"
         self.ints = self.bits if lanes is None else f"<{lanes} x {self.bits}>"
         self.bools = "i1" if lanes is None else f"<{lanes} x i1>"
-        self.suffix = {"float": "f32", "double": "f64"}[element] if lanes is None else f"v{lanes}{'f32' if element == 'float' else 'f64'}"
+        self.suffix = (
+            {"float": "f32", "double": "f64"}[element] if lanes is None else f"v{lanes}{'f32' if element == 'float' else 'f64'}"
+        )
 
     def splat(self, value: float) -> str:
         text = float_text(value, self.element)
@@ -141,8 +143,8 @@ class Maths:
         return self._scaled(self.mul(self.sub(x, n), self.splat(0.6931471805599453)), shifted)
 
     def _rounded(self, add: Callable[[str], str]) -> tuple[str, str]:
-        """A number rounded to an integer n: (a float whose low bits are n + 126, n). Adding 1.5 * 2^23 rounds; the 126 on top of it
-        makes those bits the exponent of 2^(n-1)."""
+        """A number rounded to an integer n: (a float whose low bits are n + 126, n). Adding 1.5 * 2^23 rounds; the 126 on top
+        of it makes those bits the exponent of 2^(n-1)."""
         magic = self.splat(12582912.0 + 126.0)
         shifted = add(magic)
         return shifted, self.sub(shifted, magic)

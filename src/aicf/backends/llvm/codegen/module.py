@@ -1,6 +1,6 @@
 """A Kernel as an LLVM module: one worker function per `parallel` statement, and one entry that runs them all.
 
-Everything a call needs is one array of 64-bit words (`Slots` says what is where), so that a call is one foreign call with one pointer:
+Everything a call needs is one array of 64-bit words (`Slots` says what is where), so that a call passes one pointer:
 
     word 0   address of the threads' buffers        word 8   next work item (atomic)      word 16 …  tensor addresses, strides,
     word 1   bytes per thread                       word 9   next thread number                      sizes, scalars
@@ -70,7 +70,9 @@ def plans(kernel: Kernel, target: Target) -> list[tuple[Kernel, Plan]]:
     """
     for s in kernel.body:
         if not isinstance(s, Parallel):
-            raise ValueError(f"kernel {kernel.name}: {type(s).__name__} outside of parallel; only parallel statements stand at the top")
+            raise ValueError(
+                f"kernel {kernel.name}: {type(s).__name__} outside of parallel; only parallel statements stand at the top"
+            )
     alone = [replace(kernel, body=())] * len(kernel.summaries) + [replace(kernel, body=(s,)) for s in kernel.body]
     return [(k, plan(k, target)) for k in alone]
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from aicf.backends.llvm.codegen.expressions import Evaluator, bf16_bits, splat
-from aicf.backends.llvm.codegen.layout import AxisShape, Layout
+from aicf.backends.llvm.codegen.layout import Layout
 from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef
 from aicf.backends.llvm.codegen.text import I64, Function
 from aicf.backends.llvm.codegen.values import Value, held, in_tile, stored
 from aicf.kernel import Tile
-from aicf.scalar import Expr, Load, Var, affine, index
+from aicf.scalar import Call, Const, Expr, Load, Var, affine, call, index
 
 
 class Slot(NamedTuple):
@@ -23,8 +23,8 @@ class Slot(NamedTuple):
 
 @dataclass
 class Point:
-    """`where` holds the outer axes; `axis` and `slot` the vector axis (None: everything is scalar). `cache` holds tiles' vectors that
-    are still in registers."""
+    """`where` holds the outer axes; `axis` and `slot` the vector axis (None: everything is scalar). `cache` holds the vectors of
+    tiles that are still in registers."""
 
     scope: Scope
     where: dict[str, Index]
@@ -116,7 +116,10 @@ class Point:
         if v.name in self.where:
             element = self.scope.element(v.name, self.where[v.name])
             return Value(str(self.scope.fn.add(self.scope.start(v.name), element)), "i64")
-        raise KeyError(f"{v.name} is neither a tile, a loop variable, a size, a scalar nor an axis of this statement of {self.scope.kernel.name}")
+        raise KeyError(
+            f"{v.name} is neither a tile, a loop variable, a size, a scalar nor an axis of this statement "
+            f"of kernel {self.scope.kernel.name}"
+        )
 
     def tile(self, tile: Tile) -> Value:
         """A tile's element (or vector of elements) here."""
@@ -201,7 +204,9 @@ class Point:
             suffix = f"v{lanes}{ {'float': 'f32', 'double': 'f64', 'half': 'f16'}.get(kind, kind) }".replace(" ", "")
             name = f"llvm.masked.load.{suffix}.p0"
             fn.module.declare(name, f"{wide} (ptr, i32 immarg, <{lanes} x i1>, {wide})")
-            text = fn.op(f"call {wide} @{name}(ptr {pointer}, i32 {_align(kind, 1)}, <{lanes} x i1> {mask}, {wide} zeroinitializer)")
+            text = fn.op(
+                f"call {wide} @{name}(ptr {pointer}, i32 {_align(kind, 1)}, <{lanes} x i1> {mask}, {wide} zeroinitializer)"
+            )
         return from_stored(self.scope, text, tensor.dtype, True)
 
     def clamped(self, lane: int) -> I64:
@@ -240,7 +245,9 @@ class Points:
     def evaluator(self) -> Evaluator:
         scope = self.points[0].scope
         lanes = scope.target.lanes * len(self.points)
-        return Evaluator(scope.fn, self.lookup, self.load, scope.unbounded, lanes)
+        made = Evaluator(scope.fn, self.lookup, self.load, scope.unbounded, lanes)
+        made.compare = self.compare
+        return made
 
     def lookup(self, v: Var) -> Value:
         return self.joined([p.lookup(v) for p in self.points])
@@ -263,14 +270,61 @@ class Points:
         text = joined(scope.fn, [v.text for v in parts], held(parts[0].dtype), scope.target.lanes)
         return Value(text, parts[0].dtype, True)
 
+    def elements(self) -> list[int] | None:
+        """Element numbers, within the view, of all lanes, when they are known; -1 for lanes that no element has."""
+        first = [p.first() for p in self.points]
+        lanes, (axis, scope) = self.points[0].scope.target.lanes, (self.points[0].axis, self.points[0].scope)
+        if axis is None or not all(isinstance(x, int) for x in first):
+            return None
+        chunk = scope.plan.shapes[axis].chunk
+        return [
+            x + lane if p.slot.word * lanes + lane < chunk else -1
+            for p, x in zip(self.points, first, strict=True)
+            if isinstance(x, int)
+            for lane in range(lanes)
+        ]
+
     def mask(self) -> str | None:
         """The lanes that exist, None when all do."""
-        masks = [p.mask() for p in self.points]
-        if all(m is None for m in masks):
+        if all(p.full() for p in self.points):
             return None
-        scope = self.points[0].scope
+        scope, axis = self.points[0].scope, self.points[0].axis
+        numbers = self.elements()
+        if numbers is not None and axis is not None:
+            # One comparison of constants with the number of elements that exist.
+            valid = scope.views[axis].valid
+            texts = [i if i >= 0 else 2**31 - 1 for i in numbers]
+            return self._against(texts, "slt", valid)
+        masks = [p.mask() for p in self.points]
         ones = "<" + ", ".join(["i1 true"] * scope.target.lanes) + ">"
         return joined(scope.fn, [m or ones for m in masks], "i1", scope.target.lanes)
+
+    def _against(self, numbers: list[int], how: str, limit: I64) -> str:
+        """Constants compared with one number of any size, in i32: the number is brought to their range first."""
+        fn = self.points[0].scope.fn
+        near = fn.maximum(fn.minimum(limit, 2**30), -(2**30))
+        narrow = str(near) if isinstance(near, int) else fn.op(f"trunc i64 {near} to i32")
+        kind = f"<{len(numbers)} x i32>"
+        constants = "<" + ", ".join(f"i32 {i}" for i in numbers) + ">"
+        return fn.op(f"icmp {how} {kind} {constants}, {splat(fn, narrow, 'i32', len(numbers))}")
+
+    def compare(self, e: Call, at: Evaluator) -> Value | None:
+        """A comparison of i64s whose difference is affine in the vector axis, done in i32: `j <= i` is `lane <= i - j0`."""
+        axis, scope = self.points[0].axis, self.points[0].scope
+        numbers = self.elements()
+        if axis is None or numbers is None:
+            return None
+        part = affine(call("sub", *e.args), (index(axis),))
+        if part is None or not isinstance(part[0][0], Const):
+            return None
+        slope, rest = int(part[0][0].value), part[1]
+        if slope == 0 or abs(slope) * (max(numbers) + 1) >= 2**30 or at.value(rest).vector:
+            return None
+        fn = scope.fn
+        start = fn.add(at.i64(rest), fn.mul(scope.start(axis), slope))
+        how = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}[e.fn]
+        text = self._against([slope * max(i, 0) for i in numbers], how, fn.sub(0, start))
+        return Value(text, "bool", True)
 
     def split(self, v: Value) -> list[Value]:
         """The vectors of a wide value, one a point."""
@@ -321,7 +375,7 @@ class Spread(NamedTuple):
 
     def offsets(self, point: Point) -> list[I64]:
         fn, lanes = point.scope.fn, point.scope.target.lanes
-        base = [self.offset] * lanes if self.step == 0 else point._strided(Span(self.offset, self.step))
+        base = [self.offset] * lanes if self.step == 0 else point.strided(Span(self.offset, self.step))
         for lane in range(lanes):
             for vector, stride in self.parts:
                 one = fn.op(f"extractelement <{lanes} x i64> {vector}, i64 {lane}")
