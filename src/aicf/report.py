@@ -23,13 +23,15 @@ from aicf.semantic import Graph, print_graph
 @dataclass
 class GraphReport:
     """What became of one captured graph. `problem`: why it was left alone as a whole, empty when it was not; `rest`: what runs
-    everything outside of the regions; `boundaries`: (name, reason) of results that were not followed."""
+    everything outside of the regions; `boundaries`: (name, reason) of results that were not followed; `seconds`: what finding and
+    deriving took, PyTorch's own compilation not counted."""
 
     regions: list[RegionResult] = field(default_factory=list[RegionResult])
     graph: Graph | None = None
     problem: str = ""
     rest: str = ""
     boundaries: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    seconds: float = 0.0
 
 
 @dataclass

@@ -10,6 +10,7 @@ and the reason is kept.
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +69,9 @@ def aicf_backend(
     if mode not in (None, "default"):
         raise ValueError(f"mode={mode!r}: the aicf backend has no modes; use options={{...}}")
     chosen = backend_options(options)
+    began = time.perf_counter()
     report, rewritten = streamed_module(gm, example_inputs, chosen)
+    report.seconds = time.perf_counter() - began
     if chosen.rest == "explain":
         rewritten = None
     if chosen.report is not None:
