@@ -1,4 +1,4 @@
-"""The disk cache: what is damaged is rebuilt, never trusted; processes lose nothing; a cache that can't be written is no error."""
+"""The disk cache: what is damaged is rebuilt, never trusted; processes lose nothing; an unwritable cache is no error."""
 
 from __future__ import annotations
 

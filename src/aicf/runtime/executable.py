@@ -7,7 +7,7 @@ batches, heads and strides are arguments. A layout seen for the first time build
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ import numpy as np
 from aicf.kernel import Kernel, Parallel, Stream, Summary, statements
 from aicf.kernel.lowering import Binding, lower_to_kernel
 from aicf.mcir import Region
-from aicf.scalar import BYTES, evaluate, integer, variables
+from aicf.scalar import BYTES, evaluate, integer, numpy_dtype, variables
 from aicf.schedule.schedule import Schedule
 
 
@@ -28,27 +28,42 @@ class ArrayRef(NamedTuple):
     strides: tuple[int, ...]
 
 
-class Built(Protocol):
-    """A kernel that a backend made: what `aicf.backends.llvm.build` returns."""
+class Launcher(Protocol):
+    """Calls a kernel from a list of words: addresses, strides and sizes at places that it chooses."""
 
-    llvm: str
-    asm: str
-
-    def run(
+    def words(
         self,
         tensors: Mapping[str, tuple[int, tuple[int, ...]]],
         sizes: Mapping[str, int],
-        scalars: Mapping[str, float],
-        threads: int,
-    ) -> None: ...
+        scalars: Mapping[str, float | int],
+    ) -> list[int]: ...
+
+    def place(self, tensor: str) -> int: ...
+
+    def call(self, words: list[int], threads: int) -> None: ...
 
 
-class Builder(Protocol):
-    """Makes (or fetches) the code of a kernel."""
+class Built(Protocol):
+    """A kernel that a backend made: what `aicf.backends.llvm.build` returns."""
 
-    def __call__(self, kernel: Kernel) -> Any: ...
+    @property
+    def launcher(self) -> Launcher: ...
 
 
+Builder = Callable[[Kernel], Built]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of a call but its addresses: for the same strides and sizes only these change."""
+
+    launcher: Launcher
+    words: list[int]
+    places: tuple[int, ...]
+    scratch: tuple[tuple[int, int], ...]  # (place, bytes)
+
+
+PLANS = 256  # calls remembered per executable; lengths that change every call do not pile up
 Layout = tuple[int | None, ...]
 
 
@@ -61,7 +76,8 @@ class Executable:
     builder: Builder
     threads: int
     header: tuple[str, ...] = ()
-    _variants: dict[Layout, tuple[Kernel, Binding, Any]] = field(default_factory=dict[Layout, tuple[Kernel, Binding, Any]])
+    _variants: dict[Layout, tuple[Kernel, Binding, Built]] = field(default_factory=dict[Layout, tuple[Kernel, Binding, Built]])
+    _plans: dict[tuple[object, ...], Plan] = field(default_factory=dict[tuple[object, ...], Plan])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -74,7 +90,7 @@ class Executable:
         """For each input the dimension that is contiguous, preferring the last; None when there is none."""
         return tuple(_unit(a) for a in inputs)
 
-    def variant(self, layout: Layout) -> tuple[Kernel, Binding, Any]:
+    def variant(self, layout: Layout) -> tuple[Kernel, Binding, Built]:
         """The kernel for a layout, built on first use."""
         found = self._variants.get(layout)
         if found is None:
@@ -92,13 +108,35 @@ class Executable:
 
     def run(self, inputs: Sequence[ArrayRef], outputs: Sequence[ArrayRef], sizes: Sequence[int] = ()) -> None:
         """Computes `outputs` from `inputs` (in the order of `input_names`, `output_names`); `sizes` in the order of `symbols`."""
+        key = (tuple([a.strides for a in inputs]), tuple([a.strides for a in outputs]), tuple(sizes))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(inputs, outputs, sizes)
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            self._plans[key] = plan
+        words = plan.words.copy()
+        for place, array in zip(plan.places, (*inputs, *outputs), strict=True):
+            words[place] = array.address
+        kept: list[Any] = []
+        for place, count in plan.scratch:
+            kept.append(np.empty(count, dtype=np.uint8))
+            words[place] = kept[-1].ctypes.data
+        plan.launcher.call(words, self.threads)
+
+    def _plan(self, inputs: Sequence[ArrayRef], outputs: Sequence[ArrayRef], sizes: Sequence[int]) -> Plan:
         kernel, _, built = self.variant(self.layout(inputs))
         bound = self.sizes(dict(zip(self.symbols, sizes, strict=True)))
-        tensors = {n: (a.address, a.strides) for n, a in zip(self.input_names, inputs, strict=True)}
-        tensors |= {n: (a.address, a.strides) for n, a in zip(self.output_names, outputs, strict=True)}
-        scratch = _scratch(kernel, bound)
-        tensors |= {n: (a.ctypes.data, tuple(s // a.itemsize for s in a.strides)) for n, a in scratch.items()}
-        built.run(tensors, bound, {}, self.threads)
+        names = (*self.input_names, *self.output_names)
+        tensors = {n: (0, tuple(a.strides)) for n, a in zip(names, (*inputs, *outputs), strict=True)}
+        scratch: list[tuple[int, int]] = []
+        for t in kernel.tensors:
+            if t.role == "scratch":
+                shape = [integer(d, bound) for d in t.shape]
+                tensors[t.name] = (0, contiguous(shape))
+                scratch.append((built.launcher.place(t.name), int(np.prod(shape)) * np.dtype(numpy_dtype(t.dtype)).itemsize))
+        words = built.launcher.words(tensors, bound, {})
+        return Plan(built.launcher, words, tuple(built.launcher.place(n) for n in names), tuple(scratch))
 
     def scratch_bytes(self, sizes: Mapping[str, int]) -> int:
         """Bytes of scratch tensors in global memory for given kernel sizes."""
@@ -118,13 +156,12 @@ def _unit(a: ArrayRef) -> int | None:
     return None
 
 
-def _scratch(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Any]:
-    kinds: dict[str, Any] = {"f32": np.float32, "i32": np.int32, "i64": np.int64, "f64": np.float64, "bool": np.bool_}
-    out: dict[str, Any] = {}
-    for t in kernel.tensors:
-        if t.role == "scratch":
-            out[t.name] = np.empty([integer(d, sizes) for d in t.shape], dtype=kinds.get(t.dtype, np.float32))
-    return out
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides in elements."""
+    strides = [1] * len(shape)
+    for k in range(len(shape) - 2, -1, -1):
+        strides[k] = strides[k + 1] * shape[k + 1]
+    return tuple(strides)
 
 
 def tile_counts(kernel: Kernel, sizes: Mapping[str, int], tensors: Mapping[str, Any]) -> dict[str, int]:

@@ -89,6 +89,10 @@ class Launcher:
             words[self.slots.scalars[s.name]] = scalar_word(scalars[s.name], s.dtype)
         return words
 
+    def place(self, tensor: str) -> int:
+        """Which of the words is a tensor's address."""
+        return self.slots.tensors[tensor]
+
     def run(
         self,
         tensors: dict[str, tuple[int, tuple[int, ...]]],
