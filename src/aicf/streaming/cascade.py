@@ -35,6 +35,9 @@ class Atom:
     row: Expr
     key: Expr
 
+    def __str__(self) -> str:
+        return f"{self.name} = sum over {self.over.name} < {show(self.width)} of {show(self.row)} * {show(self.key)}"
+
 
 @dataclass
 class Extraction:

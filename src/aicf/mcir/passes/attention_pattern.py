@@ -20,6 +20,7 @@ from aicf.mcir.types import mc_dtype
 from aicf.mcir.values import MCValue
 from aicf.scalar import BYTES, Call, Const, Expr, Load, call, integer_const, show, variables, walk
 from aicf.semantic import Graph, Location, Node, TensorType
+from aicf.streaming.describe import describe_mask
 from aicf.streaming.recognise import Recognised, Refused, Settings, recognise
 
 
@@ -70,7 +71,8 @@ def _region(found: Recognised, name: str) -> ExecutionRegion:
     region.attrs["axes"] = _axes(found)
     region.attrs["scores"] = {a.name: f"sum over {a.over.name} of {show(a.row)} * {show(a.key)}" for a in found.atoms}
     if mask is not None:
-        region.attrs["mask"] = show(mask)
+        region.attrs["mask"] = describe_mask(mask, found.row, found.stream)
+        region.attrs["keeps"] = show(mask)
     region.attrs["cascade"] = {r.name: f"{r.op} over {found.stream.name} of {show(r.body)}" for r in found.cascade}
     region.attrs["results"] = {e.node.name: f"[{', '.join(map(show, e.at))}] = {show(e.expr)}" for e in found.exits}
     region.attrs["captures"] = tuple(n for n in found.loads if n not in (q, k, v))

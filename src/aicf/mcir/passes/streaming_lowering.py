@@ -107,8 +107,10 @@ class Tiling:
 
     def __str__(self) -> str:
         lines = [f"empty when {show(self.empty)}", f"full when {show(self.full)}"]
-        if self.low or self.high:
-            lines.append(f"stream from max(0, {', '.join(map(show, self.low))}) to min(end, {', '.join(map(show, self.high))})")
+        if self.low:
+            lines.append("stream from " + ", ".join(map(show, self.low)))
+        if self.high:
+            lines.append("stream to " + ", ".join(map(show, self.high)))
         if self.fill is not None:
             lines.append(f"skipped tiles hold {self.fill:g}: done again without skipping when a row's maximum is within 104 of it")
         lines += [f"{r.param} = {r.op} over each tile of {r.axis.name} of {show(r.value)}" for r in self.summaries]
