@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aicf.backends.llvm.codegen.contract import emit_contract
-from aicf.backends.llvm.codegen.copies import emit_load, emit_store
+from aicf.backends.llvm.codegen.copies import emit_load, emit_store, prefetch
 from aicf.backends.llvm.codegen.elementwise import AxisLoops, Pointwise, as_reduce, emit_group, groups
 from aicf.backends.llvm.codegen.layout import roles
 from aicf.backends.llvm.codegen.points import Point, Slot
@@ -30,7 +32,10 @@ def emit_body(body: tuple[Stmt, ...], scope: Scope, tiles: dict[str, Tile]) -> N
             run.extend(as_reduce(s))
         else:
             flush()
-            _emit(s, scope, tiles)
+            if isinstance(s, Rows):
+                _rows(s, scope, tiles, tuple(x for x in body if isinstance(x, LoadTile)))
+            else:
+                _emit(s, scope, tiles)
     flush()
 
 
@@ -42,8 +47,6 @@ def _emit(s: Stmt, scope: Scope, tiles: dict[str, Tile]) -> None:
             emit_store(s, scope, tiles)
         case Contract():
             emit_contract(s, scope)
-        case Rows():
-            _rows(s, scope, tiles)
         case Stream():
             _stream(s, scope, tiles)
         case Retry():
@@ -64,9 +67,12 @@ def number(e: Expr, scope: Scope, tiles: dict[str, Tile]) -> I64:
     return int(e.value) if isinstance(e, Const) else scalar_point(scope, tiles).evaluator().i64(e)
 
 
-def _rows(s: Rows, scope: Scope, tiles: dict[str, Tile]) -> None:
+def _rows(s: Rows, scope: Scope, tiles: dict[str, Tile], loads: tuple[LoadTile, ...]) -> None:
+    """The blocks of a row axis. Each fetches its share of what `loads` will want for the next tile of the stream."""
     fn, view, chunk = scope.fn, scope.views[s.axis], scope.plan.shapes[s.axis].chunk
     with fn.loop(0, fn.ceil_div(view.valid, s.step)) as block:
+        for load in loads:
+            prefetch(load, scope, tiles, block, -(-view.length // s.step))
         start = fn.mul(block, s.step)
         if isinstance(view.valid, int) and view.valid % s.step == 0:
             valid: I64 = s.step
@@ -94,7 +100,7 @@ def _stream(s: Stream, scope: Scope, tiles: dict[str, Tile]) -> None:
     low, high = number(s.lo, scope, tiles), number(s.hi, scope, tiles)
     end = fn.minimum(high, number(axis.extent, scope, tiles))
     with fn.loop(low, high, axis.tile) as origin:
-        inside = scope.bind(axis.origin.name, Value(str(origin), "i64"))
+        inside = replace(scope.bind(axis.origin.name, Value(str(origin), "i64")), streamed=s.axis)
         left = fn.minimum(axis.tile, fn.sub(end, origin))
         # A tile that starts at or past the extent has no lanes.
         left = fn.maximum(left, 0)

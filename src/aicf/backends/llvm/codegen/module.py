@@ -126,7 +126,8 @@ def _worker(
     item = fn.op(f"atomicrmw add ptr {fn.pointer('%words', ITEM, 'i64')}, i64 1 monotonic")
     fn.do(f"br i1 {fn.compare('slt', item, total)}, label %{body}, label %{done}")
     fn.label(body)
-    left: I64 = item
+    # Last items first: under a causal order they are the longest.
+    left: I64 = fn.sub(fn.sub(total, 1), item)
     numbers: list[I64] = [0] * len(loops)
     for i in reversed(range(len(loops))):
         numbers[i] = left if i == 0 else fn.op(f"urem i64 {left}, {counts[i]}")

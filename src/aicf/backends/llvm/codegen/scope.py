@@ -42,7 +42,7 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class Scope:
-    """Names in force. Immutable: an inner scope is a changed copy."""
+    """Names in force. Immutable: an inner scope is a changed copy. `streamed` is the axis of the innermost stream."""
 
     fn: Function
     kernel: Kernel
@@ -53,6 +53,7 @@ class Scope:
     views: dict[str, View]
     tensors: dict[str, TensorRef]
     unbounded: frozenset[str] = field(default=frozenset())
+    streamed: str | None = None
 
     def bind(self, name: str, value: Value) -> Scope:
         return replace(self, values={**self.values, name: value})
