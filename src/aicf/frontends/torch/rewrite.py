@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,7 +29,35 @@ _SETTLED = (torch.ops.aten._assert_tensor_metadata.default,)
 
 
 class CannotPlace(Exception):
-    """A region that cannot be called from this graph; the message says why, for people."""
+    """A region that cannot be called from this graph; the message says why, for people. `node`: the tensor that is in the way."""
+
+    def __init__(self, message: str, node: Node) -> None:
+        super().__init__(message)
+        self.node = node
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a region is called: after position `at`, reading `inputs`, making `outputs`."""
+
+    at: int
+    inputs: list[torch.fx.Node]
+    outputs: list[torch.fx.Node]
+
+
+def misplaced(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[RegionResult]) -> set[Node]:
+    """Tensors on the rims of streamed regions that make them impossible to call, and that FX computes from others: regions that
+    are cut elsewhere may be possible."""
+    nodes = list(gm.graph.nodes)
+    found: set[Node] = set()
+    for result in results:
+        if result.status == "streamed":
+            try:
+                _plan(reading, nodes, result)
+            except CannotPlace as no:
+                if no.node.op != "input":
+                    found.add(no.node)
+    return found
 
 
 def rewrite(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[RegionResult]) -> list[RegionResult]:
@@ -43,10 +72,11 @@ def rewrite(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[Region
         if result.status != "streamed":
             continue
         try:
-            _place(gm, reading, nodes, result, new)
+            place = _plan(reading, nodes, result)
         except CannotPlace as no:
             result.status, result.reason, result.executable = "refused", str(no), None
         else:
+            _apply(gm, reading, nodes, result, place, new)
             placed.append(result)
     if placed:
         for node in list(gm.graph.nodes):
@@ -58,23 +88,37 @@ def rewrite(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[Region
     return placed
 
 
-def _place(
+def _plan(reading: Reading, nodes: list[torch.fx.Node], result: RegionResult) -> Place:
+    at = max((k for k, n in enumerate(nodes) if n.op == "placeholder"), default=0)
+    starts = {node: min(_start(reading, a) for a in reading.anchors[node]) for node in result.inputs}
+    last = max(starts, key=lambda n: starts[n])
+    at = max(at, starts[last])
+    inputs = [_held(reading, node, at, last) for node in result.inputs]
+    outputs = [_replaceable(reading, nodes, node, at) for node in result.outputs]
+    for node, fx in zip([*result.inputs, *result.outputs], [*inputs, *outputs], strict=True):
+        _on_cpu(node, fx)
+    for name in size_names(result):
+        if name not in reading.sizes:
+            raise CannotPlace(f"size {name} is in no input's shape", result.outputs[0])
+    return Place(at, inputs, outputs)
+
+
+def _apply(
     gm: torch.fx.GraphModule,
     reading: Reading,
     nodes: list[torch.fx.Node],
     result: RegionResult,
+    place: Place,
     new: dict[torch.fx.Node, torch.fx.Node],
 ) -> None:
-    at = max((k for k, n in enumerate(nodes) if n.op == "placeholder"), default=0)
-    for node in result.inputs:
-        at = max(at, min(_start(reading, a) for a in reading.anchors[node]))
-    inputs = [_held(reading, node, at) for node in result.inputs]
-    outputs = [_replaceable(reading, nodes, node, at) for node in result.outputs]
-    _on_cpu([*inputs, *outputs])
-    # Nothing is changed above this line.
-    with gm.graph.inserting_after(nodes[at]):
-        sizes = [_size(gm, reading, name) for name in size_names(result)]
-        last = next((s for s in reversed(sizes) if isinstance(s, torch.fx.Node) and s not in nodes), nodes[at])
+    at, inputs, outputs = place.at, place.inputs, place.outputs
+    sizes: list[torch.fx.Node | int] = []
+    last = nodes[at]
+    for name in size_names(result):
+        with gm.graph.inserting_after(last):
+            size = _size(gm, reading, name)
+        sizes.append(size)
+        last = size if isinstance(size, torch.fx.Node) and size.op == "call_function" and size not in nodes else last
     with gm.graph.inserting_after(last):
         call = gm.graph.call_function(REGION, (register(result), [new.get(i, i) for i in inputs], sizes))
     call.meta = {k: v for k, v in outputs[0].meta.items() if k in ("stack_trace", "seq_nr", "from_node")}
@@ -94,12 +138,12 @@ def _start(reading: Reading, a: Anchor) -> int:
     return max(a.since, reading.positions[a.fx])
 
 
-def _held(reading: Reading, node: Node, at: int) -> torch.fx.Node:
-    """An FX node that holds the tensor of `node` right after position `at`."""
+def _held(reading: Reading, node: Node, at: int, last: Node) -> torch.fx.Node:
+    """An FX node that holds the tensor of `node` right after position `at`, where `last` is there as well."""
     for a in reading.anchors[node]:
         if _start(reading, a) <= at < a.until:
             return a.fx
-    raise CannotPlace(f"{node.name} is changed in place before all inputs of the region exist")
+    raise CannotPlace(f"{node.name} is changed in place before {last.name}, which the region needs too, exists", last)
 
 
 def _replaceable(reading: Reading, nodes: list[torch.fx.Node], node: Node, at: int) -> torch.fx.Node:
@@ -108,17 +152,17 @@ def _replaceable(reading: Reading, nodes: list[torch.fx.Node], node: Node, at: i
     key = storage_of(old.meta.get("val"))
     shared = [n for n in nodes if n is not old and key is not None and storage_of(n.meta.get("val")) == key]
     if first.since != own:
-        raise CannotPlace(f"{node.name} is the result of an in-place op ({location_of(nodes[first.since])})")
+        raise CannotPlace(f"{node.name} is the result of an in-place op ({location_of(nodes[first.since])})", node)
     if key in reading.mutated and any(reading.positions[n] < own for n in shared):
-        raise CannotPlace(f"{node.name} shares memory with {shared[0].name}, which is changed in place")
+        raise CannotPlace(f"{node.name} shares memory with {shared[0].name}, which is changed in place", node)
     if any(n.target is torch.ops.aten.as_strided.default for n in shared):
-        raise CannotPlace(f"{node.name} is read through as_strided, which depends on its memory layout")
+        raise CannotPlace(f"{node.name} is read through as_strided, which depends on its memory layout", node)
     if any(reading.positions.get(u, at + 1) <= at for u in old.users):
-        raise CannotPlace(f"{node.name} is needed before all inputs of the region exist")
+        raise CannotPlace(f"{node.name} is needed before all inputs of the region exist", node)
     returned = {n for n in nodes[-1].all_input_nodes if n in shared}
     stray = [n for n in returned if not _derived(n, old)]
     if stray:
-        raise CannotPlace(f"{node.name} shares memory with {stray[0].name}, which is returned too")
+        raise CannotPlace(f"{node.name} shares memory with {stray[0].name}, which is returned too", node)
     return old
 
 
@@ -133,16 +177,13 @@ def _derived(node: torch.fx.Node, source: torch.fx.Node) -> bool:
     return True
 
 
-def _on_cpu(found: Sequence[torch.fx.Node]) -> None:
-    for n in found:
-        value = n.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            raise CannotPlace(f"{n.name} is on {value.device}: only CPU tensors are taken for now")
+def _on_cpu(node: Node, fx: torch.fx.Node) -> None:
+    value = fx.meta.get("val")
+    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+        raise CannotPlace(f"{node.name} is on {value.device}: only CPU tensors are taken for now", node)
 
 
 def _size(gm: torch.fx.GraphModule, reading: Reading, name: str) -> torch.fx.Node | int:
-    if name not in reading.sizes:
-        raise AssertionError(f"size {name} is in no input's shape")
     source, axis = reading.sizes[name]
     return source if axis is None else gm.graph.call_function(torch.ops.aten.sym_size.int, (source, axis))
 

@@ -1,0 +1,396 @@
+"""A program at every level of the compiler, compared with eager PyTorch and with float64.
+
+    semantic     the graph as read, run by the Semantic IR's evaluator
+    stream       the derived one-pass program, run with NumPy in float64, read in two pieces
+    kernel       Kernel IR in the interpreter
+    cpu          compiled code, called from the rewritten graph as the torch backend calls it
+
+Every level but the first runs inside the rewritten graph, in the place of the call of a region, so that what is compared are the
+program's own results. NaN and infinities must be where eager has them, and the error is held against the numeric contract. On
+results of a few elements eager is at times exact by luck: before a program is called wrong its errors are taken over more data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from aicf.driver import Options, RegionResult, compile_graph
+from aicf.frontends.torch.reader import Reading, read
+from aicf.frontends.torch.region_op import REGION, _content, size_names
+from aicf.frontends.torch.retrace import trace
+from aicf.frontends.torch.rewrite import rewrite
+from aicf.kernel import allocate, run_kernel
+from aicf.mcir.passes.streaming_lowering import semantics
+from aicf.scalar import DType, Expr, Load, Var, evaluate, integer
+from aicf.semantic import Graph, Node
+from aicf.semantic.evaluate import run_graph
+from aicf.streaming import program as stream_programs
+from aicf.streaming.recognise import Recognised
+from aicf.streaming.stream_program import StreamProgram
+
+from .grammar import DTYPES, Program
+
+LEVELS = ("semantic", "stream", "kernel", "cpu")
+MORE = 12  # further draws of data before errors are judged
+LARGEST = 1_000_000  # elements of the largest array that the stream level may make
+TILES = 16  # tiles in all that the kernel level may run: the interpreter takes a millisecond a statement
+_NAMES: dict[torch.dtype, DType] = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64"}
+
+
+@dataclass
+class Outcome:
+    """What became of a program: per level, that it ran; regions by status; reasons of refusals; and what failed (level, message)."""
+
+    ran: list[str] = field(default_factory=list[str])
+    statuses: list[str] = field(default_factory=list[str])
+    reasons: list[str] = field(default_factory=list[str])
+    failed: tuple[str, str] | None = None
+
+
+@dataclass
+class Traced:
+    """A program traced, read and compiled: `graph` as traced (`copied` leads to its nodes), `rewritten` calls the regions."""
+
+    graph: torch.fx.GraphModule
+    copied: Mapping[torch.fx.Node, torch.fx.Node]
+    reading: Reading
+    regions: list[RegionResult]
+    rewritten: torch.fx.GraphModule | None
+    by_handle: dict[int, RegionResult]
+
+
+class Wrong(Exception):
+    """A level differs from eager; the message says how."""
+
+
+def check(p: Program, levels: Sequence[str] = LEVELS, data: int = 0, traced: Traced | None = None) -> Outcome:
+    """Runs `p` at all of `levels` and compares."""
+    out = Outcome()
+    level = "trace"
+    try:
+        with _quiet():
+            traced = traced or prepare(p)
+            for r in traced.regions:
+                out.statuses.append(r.status)
+                if r.status != "streamed":
+                    out.reasons.append(r.reason)
+            args = p.arguments(data)
+            eager, exact = _eager(p, args), _exact(p, args)
+            for level in levels:
+                run = _runner(p, traced, level)
+                if run is None:
+                    continue
+                got = run(args)
+                if got is None:
+                    continue
+                out.ran.append(level)
+                _judge(p, got, eager, exact, lambda: _more(p, run), level)
+    except Wrong as e:
+        out.failed = (level, str(e))
+    except Exception as e:
+        where = traceback.extract_tb(e.__traceback__)
+        inside = next((f for f in reversed(where) if "/aicf/" in f.filename), where[-1])
+        out.failed = (level, f"{type(e).__name__}: {e} (at {inside.filename.rpartition('/')[2]}:{inside.lineno})")
+    return out
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with torch.no_grad(), np.errstate(all="ignore"), sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def _flat(result: Any) -> list[torch.Tensor]:
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def _eager(p: Program, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [x.clone() for x in _flat(p.function()(*args))]
+
+
+def _exact(p: Program, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    doubles = [x.double() if x.is_floating_point() else x for x in args]
+    return _flat(p.function(double=True)(*doubles))
+
+
+# ------------------------------------------------------------------------------------------------ compiling
+
+
+def prepare(p: Program) -> Traced:
+    """`p` traced, read, compiled and rewritten, as the torch backend does it."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    args = p.arguments()
+    fakes = [_fake(mode, p, k, x) for k, x in enumerate(args)]
+    graph = trace(p.function(), mode, fakes)
+    reading = read(graph)
+    options = Options(fuse="always", threads=p.threads, schedule=p.schedule or None)
+    regions = compile_graph(reading.graph, options, frozenset(reading.anchors), reading.parameters, {}).regions
+    # Rewriting changes the graph that was read: the semantic level runs a copy from before.
+    plain, copied = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    plain.output(plain.graph_copy(graph.graph, copied))
+    done = rewrite(graph, reading, regions)
+    by_handle = {_content(r): r for r in done}
+    return Traced(torch.fx.GraphModule(graph, plain), copied, reading, regions, graph if done else None, by_handle)
+
+
+def _fake(mode: FakeTensorMode, p: Program, k: int, x: torch.Tensor) -> torch.Tensor:
+    if not p.symbolic:
+        return mode.from_tensor(x, static_shapes=True)
+    grows = [any(w in ("b", "n", "m", "long") for w in dim.replace("*", " ").replace("+", " ").replace("-", " ").split())
+             for dim in p.inputs[k].dims]  # fmt: skip
+    sizes = [DimDynamic.DYNAMIC if g else DimDynamic.STATIC for g in grows]
+    return mode.from_tensor(x, source=ConstantSource(f"x{k}"), symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+
+
+# ------------------------------------------------------------------------------------------------ running
+
+
+def _runner(p: Program, t: Traced, level: str) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor] | None] | None:
+    if level == "semantic":
+        return lambda args: _semantic(p, t, args)
+    if t.rewritten is None:
+        return None
+    if level == "cpu":
+        return lambda args: _flat(t.rewritten.forward(*args)) if t.rewritten is not None else None
+    run_region = {"stream": _stream_region, "kernel": _kernel_region}[level]
+    if (level == "stream" and _elements(p) > LARGEST) or (level == "kernel" and _tiles(p, t) > TILES):
+        return None
+    return lambda args: _flat(_WithRegions(t, run_region).run(*args))
+
+
+def _elements(p: Program) -> int:
+    z = p.sizes
+    return z["b"] * z["h"] * z["n"] * z["m"] * z["dv"]
+
+
+def _tiles(p: Program, t: Traced) -> int:
+    z = p.sizes
+    schedule = next((r.schedule for r in t.by_handle.values() if r.schedule is not None), None)
+    m, n = (48, 64) if schedule is None else (schedule.tile_m, schedule.tile_n)
+    return z["b"] * z["h"] * -(-z["n"] // m) * -(-z["m"] // n)
+
+
+class _Recorder(torch.fx.Interpreter):
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        super().__init__(gm, garbage_collect_values=False)
+        self.values: dict[torch.fx.Node, Any] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        self.values[n] = result.clone() if isinstance(result, torch.Tensor) else result
+        return result
+
+
+def _semantic(p: Program, t: Traced, args: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    recorder = _Recorder(t.graph)
+    eager = _flat(recorder.run(*args))
+    graph = t.reading.graph
+    if len(graph.outputs) != len(eager) or any(n.type.dtype != _NAMES[x.dtype] for n, x in zip(graph.outputs, eager, strict=True)):
+        return None
+
+    def value(node: Node) -> Any:
+        return recorder.values[t.copied[t.reading.anchors[node][0].fx]]
+
+    sizes: dict[str, int] = {}
+    for name, (fx, axis) in t.reading.sizes.items():
+        got = recorder.values[t.copied[fx]]
+        sizes[name] = int(got if axis is None else got.shape[axis])
+    needed = Graph(graph.nodes, graph.inputs, graph.outputs)
+    results = run_graph(needed, [_numpy(value(n)) for n in graph.inputs], sizes)
+    return [torch.from_numpy(np.array(r)).to(x.dtype) for r, x in zip(results, eager, strict=True)]
+
+
+def _numpy(x: Any) -> Any:
+    x = x.detach()
+    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+
+
+RegionRunner = Callable[[RegionResult, Sequence[torch.Tensor], Mapping[str, int]], list[torch.Tensor]]
+
+
+class _WithRegions(torch.fx.Interpreter):
+    """The rewritten graph, with regions run by `run_region`."""
+
+    def __init__(self, t: Traced, run_region: RegionRunner) -> None:
+        assert t.rewritten is not None
+        super().__init__(t.rewritten)
+        self.regions, self.run_region = t.by_handle, run_region
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is not REGION:
+            return super().call_function(target, args, kwargs)
+        handle, inputs, sizes = args
+        result = self.regions[handle]
+        return self.run_region(result, inputs, dict(zip(size_names(result), map(int, sizes), strict=True)))
+
+
+def _torch_dtype(node: Node) -> torch.dtype:
+    return {**DTYPES, "f64": torch.float64, "i64": torch.int64, "bool": torch.bool}[node.type.dtype]
+
+
+def _kernel_region(result: RegionResult, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> list[torch.Tensor]:
+    executable = result.executable
+    assert executable is not None
+    kernel, bound = executable.kernel, executable.sizes(sizes)
+    arrays = {name: np.ascontiguousarray(_numpy(x)).reshape(x.shape) for name, x in zip(executable.input_names, inputs, strict=True)}
+    arrays |= allocate(kernel, bound, ("out",))
+    trace_ = run_kernel(kernel, arrays, bound)
+    for name, (least, most) in trace_.stores.items():
+        if (least, most) != (1, 1) and arrays[name].size:
+            raise Wrong(f"elements of {name} are stored {least} to {most} times")
+    return [
+        torch.from_numpy(arrays[name]).to(_torch_dtype(node)) for name, node in executable.binding.outputs.items()
+    ]  # fmt: skip
+
+
+def _stream_region(result: RegionResult, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> list[torch.Tensor]:
+    assert result.region is not None and result.executable is not None
+    found = semantics(result.region)
+    program: StreamProgram = result.region.subregions[0].attrs["program"]
+    values = dict(zip(result.executable.binding.inputs.values(), inputs, strict=True))
+    tensors = {name: _numpy(x.double() if x.is_floating_point() else x) for name, x in ((k, values[n]) for k, n in found.loads.items())}
+    env = stream_env(found, tensors, sizes)
+    n = len(env[found.stream.name])
+    done = stream_programs.run(program, env, [n // 3] if n > 1 else [], tensors, read=_reader(tensors))
+    order = [*found.batch, found.row, *found.columns]
+    results: list[torch.Tensor] = []
+    for k, e in enumerate(found.exits):
+        full = np.broadcast_to(done[f"out{k}"], [integer(found.extents[v], sizes) if v in e.at else 1 for v in order])
+        moved = full.transpose([order.index(v) for v in e.at if isinstance(v, Var)] + [d for d, v in enumerate(order) if v not in e.at])
+        results.append(torch.from_numpy(np.array(moved.reshape([integer(d, sizes) for d in e.node.type.shape]))).to(_torch_dtype(e.node)))
+    return results
+
+
+def _reader(tensors: Mapping[str, Any]) -> Callable[[Load, tuple[Any, ...]], Any]:
+    def read_element(load: Load, where: tuple[Any, ...]) -> Any:
+        # A selection guards what lies outside of the tensor.
+        array = tensors[load.tensor]
+        return array[tuple(np.clip(w, 0, n - 1) for w, n in zip(where, array.shape, strict=True))]
+
+    return read_element
+
+
+def stream_env(found: Recognised, tensors: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Positions and scores of a region as the stream program's environment: axes are the stream, batch, row, columns."""
+    order = [found.stream, *found.batch, found.row, *found.columns]
+    rank = len(order)
+    env: dict[str, Any] = {name: np.int64(n) for name, n in sizes.items()}
+    for axis, v in enumerate(order):
+        shape = [1] * rank
+        shape[axis] = -1
+        env[v.name] = np.arange(integer(found.extents[v], sizes)).reshape(shape)
+    read_element = _reader(tensors)
+    wide = {k: np.asarray(x)[..., None] if np.ndim(x) else x for k, x in env.items()}
+    batch = len(found.batch)
+    scores: dict[str, Any] = {}
+    for a in found.atoms:
+        own = {**wide, a.over.name: np.arange(integer(a.width, sizes)).reshape([1] * rank + [-1])}
+        width = integer(a.width, sizes)
+
+        def operand(e: Expr, axis: int, own: Mapping[str, Any] = own, width: int = width) -> Any:
+            value = np.asarray(evaluate(e, own, tensors, double=True, read=read_element))
+            full = np.broadcast_to(value, np.broadcast_shapes(value.shape, (1,) * rank + (width,)))
+            kept = [*range(1, 1 + batch), axis, rank]
+            rest = [d for d in range(rank + 1) if d not in kept]
+            return full.transpose([*rest, *kept]).reshape([full.shape[d] for d in kept])
+
+        product = operand(a.row, 1 + batch) @ operand(a.key, 0).swapaxes(-1, -2)
+        scores[a.name] = np.moveaxis(product, -1, 0).reshape([product.shape[-1], *product.shape[:-1], *[1] * len(found.columns)])
+    # Scores alone have the stream in front of everything else.
+    return {**env, **scores}
+
+
+# ------------------------------------------------------------------------------------------------ judging
+
+_ROUNDOFF: dict[torch.dtype, float] = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
+_UNDERFLOW: dict[torch.dtype, float] = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134, torch.float32: 2.0**-150}
+
+
+def _more(p: Program, run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor] | None]) -> Iterator[tuple[Any, Any, Any]]:
+    for data in range(1, 1 + MORE):
+        args = p.arguments(data)
+        got = run(args)
+        if got is not None:
+            yield got, _eager(p, args), _exact(p, args)
+
+
+def _judge(
+    p: Program, got: list[torch.Tensor], eager: list[torch.Tensor], exact: list[torch.Tensor],
+    more: Callable[[], Iterator[tuple[Any, Any, Any]]], level: str,
+) -> None:  # fmt: skip
+    """Raises Wrong when the contract is broken."""
+    broken = _broken(got, eager, exact)
+    if broken is None:
+        return
+    draws = list(more())
+    for g, e, x in draws:
+        _broken(g, e, x)
+    samples = [(got, eager, exact), *draws]
+    pooled = [
+        tuple(torch.cat([s[side][k].double().flatten() for s in samples]) for side in range(3)) for k in range(len(got))
+    ]
+    still = _broken_flat(pooled, [x.dtype for x in got], [g.dtype for g in eager])
+    if still is not None:
+        raise Wrong(f"{still}; at first {broken}")
+
+
+def _broken(got: list[torch.Tensor], eager: list[torch.Tensor], exact: list[torch.Tensor]) -> str | None:
+    if len(got) != len(eager):
+        raise Wrong(f"{len(got)} results, eager has {len(eager)}")
+    for k, (g, e) in enumerate(zip(got, eager, strict=True)):
+        if g.shape != e.shape or g.dtype != e.dtype:
+            raise Wrong(f"result {k} is {g.dtype}{list(g.shape)}, eager's {e.dtype}{list(e.shape)}")
+        for name, test in (("NaN", torch.isnan), ("inf", torch.isposinf), ("-inf", torch.isneginf)):
+            differs = test(g) != test(e)
+            if bool(differs.any()):
+                at = tuple(differs.nonzero()[0].tolist())
+                raise Wrong(
+                    f"result {k}: {int(differs.sum())} of {g.numel()} elements differ in being {name}; the first is {at}: "
+                    f"got {float(g[at])}, eager {float(e[at])}, float64 {float(exact[k][at])}"
+                )
+    flat = [(g.double().flatten(), e.double().flatten(), x.double().flatten()) for g, e, x in zip(got, eager, exact, strict=True)]
+    return _broken_flat(flat, [x.dtype for x in got], [x.dtype for x in eager])
+
+
+def _broken_flat(results: Sequence[Any], dtypes: Sequence[torch.dtype], _: Sequence[torch.dtype]) -> str | None:
+    """The contract of `tests.contract` over flat tensors (got, eager, float64); None when it is kept."""
+    for k, ((g, e, x), dtype) in enumerate(zip(results, dtypes, strict=True)):
+        if dtype not in _ROUNDOFF:
+            if not torch.equal(g, e):
+                return f"result {k} differs from eager"
+            continue
+        both = torch.isfinite(g) & torch.isfinite(x) & torch.isfinite(e)
+        if not bool(both.any()):
+            continue
+        mine, theirs, size = (g - x)[both].abs(), (e - x)[both].abs(), x[both].abs()
+        for name, of in (("max", torch.max), ("mean", torch.mean)):
+            allowed = 2 * float(of(theirs)) + _ROUNDOFF[dtype] * float(of(size)) + _UNDERFLOW[dtype]
+            if float(of(mine)) > allowed:
+                at = int(mine.argmax())
+                return (
+                    f"result {k}: {name} error {float(of(mine)):.3g} is over {allowed:.3g} = 2 x {float(of(theirs)):.3g} + rounding; "
+                    f"worst {float(g[both][at]):.6g}, eager {float(e[both][at]):.6g}, float64 {float(x[both][at]):.6g}"
+                )
+    return None
+
+
+def same_kind(a: tuple[str, str] | None, b: tuple[str, str] | None) -> bool:
+    """Whether two failures are of one kind: for reducing."""
+    if a is None or b is None:
+        return False
+    word = lambda t: t[1].split(";")[0].split("(")[0].rstrip("0123456789. ")[:18]  # noqa: E731
+    return a[0] == b[0] and (("error" in a[1]) == ("error" in b[1])) and word(a)[:8] == word(b)[:8]
+
+
+__all__ = ["LEVELS", "Outcome", "Traced", "Wrong", "check", "prepare", "same_kind"]

@@ -1,0 +1,155 @@
+"""Thousands of random attention programs: `python -m tests.property.run --count 1000 --seed 0 --jobs 2`.
+
+Program k of a run has seed `seed + k`. Every failure is printed reduced: the smallest set of choices that still fails, as source
+text, with the command that runs it again. Counted are programs (text, sizes, dtype, schedule), what ran at each level, and the
+kernels that were compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+
+import torch
+
+from aicf.runtime.native import Counts
+
+from .choices import SHARED, reduced
+from .grammar import program
+from .levels import LEVELS, Outcome, check, same_kind
+
+FOUND = 20  # failures reduced at most
+
+
+def one(seed: int, overrides: Mapping[str, int] | None = None, levels: tuple[str, ...] = LEVELS) -> Outcome:
+    """The program of one seed at all levels."""
+    try:
+        p = program(seed, overrides)
+    except Exception as e:
+        return Outcome(failed=("grammar", f"{type(e).__name__}: {e}"))
+    return check(p, levels)
+
+
+def smallest(seed: int, failed: tuple[str, str], overrides: Mapping[str, int] | None = None) -> dict[str, int]:
+    """The fewest choices with which `seed` fails in the same way."""
+    levels = (failed[0],) if failed[0] in LEVELS else ()
+    given = dict(overrides or {})
+
+    def fails(tried: Mapping[str, int]) -> bool:
+        try:
+            program(seed, {**given, **tried}).function()
+        except Exception:
+            return False
+        return same_kind(one(seed, {**given, **tried}, levels).failed, failed)
+
+    return {**given, **reduced(seed, lambda o: program(seed, {**given, **o}).made, fails)}
+
+
+def _worker(job: tuple[list[int], tuple[str, ...]]) -> tuple[list[tuple[int, Outcome]], int, int]:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    seeds, levels = job
+    before = Counts.compiled, Counts.loaded
+    return [(s, one(s, None, levels)) for s in seeds], Counts.compiled - before[0], Counts.loaded - before[1]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; 0 when no program failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.property.run", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--levels", default=",".join(LEVELS))
+    parser.add_argument("--set", action="append", default=[], metavar="CHOICE=OPTION", help="override a choice by option number")
+    parser.add_argument("--seconds", type=float, default=0, help="stop drawing after so long")
+    parser.add_argument("--show", action="store_true", help="print the program of --seed and its outcome, and reduce it if it fails")
+    a = parser.parse_args(argv)
+    levels = tuple(a.levels.split(","))
+    warnings.simplefilter("ignore")
+    if a.show:
+        torch.set_num_threads(1)
+        overrides = {k: int(v) for k, _, v in (x.partition("=") for x in a.set)}
+        return _show(a.seed, overrides, levels)
+    return _many(a.seed, a.count, a.jobs, levels, a.seconds)
+
+
+def _show(seed: int, overrides: Mapping[str, int], levels: tuple[str, ...]) -> int:
+    print(program(seed, overrides))
+    out = one(seed, overrides, levels)
+    print("regions:", ", ".join(out.statuses) or "none", "; ran:", ", ".join(out.ran))
+    for reason in out.reasons:
+        print("reason:", reason)
+    if out.failed is None:
+        print("clean")
+        return 0
+    print(f"FAILED at {out.failed[0]}: {out.failed[1]}")
+    return 1
+
+
+def _many(seed: int, count: int, jobs: int, levels: tuple[str, ...], seconds: float) -> int:
+    chunk = SHARED * 2
+    starts = range(seed, seed + count, chunk)
+    work = [(list(range(s, min(s + chunk, seed + count))), levels) for s in starts]
+    started = time.time()
+    ran: collections.Counter[str] = collections.Counter()
+    statuses: collections.Counter[str] = collections.Counter()
+    reasons: dict[str, list[int]] = {}
+    failures: list[tuple[int, tuple[str, str]]] = []
+    done = compiled = loaded = 0
+    os.environ.setdefault("AICF_CACHE_DIR", "")
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(jobs, maxtasksperchild=40) as pool:
+        for results, made, found in pool.imap_unordered(_worker, work):
+            compiled, loaded = compiled + made, loaded + found
+            for s, out in results:
+                done += 1
+                ran.update(out.ran)
+                statuses.update(out.statuses or ["no region"])
+                for reason in out.reasons:
+                    reasons.setdefault(_kind(reason), []).append(s)
+                if out.failed is not None:
+                    failures.append((s, out.failed))
+                    print(f"seed {s} FAILED at {out.failed[0]}: {out.failed[1][:300]}", flush=True)
+            if done % (chunk * 20) < chunk:
+                print(f"{done} programs, {len(failures)} failed, {compiled} kernels compiled, {time.time() - started:.0f} s", flush=True)
+            if seconds and time.time() - started > seconds:
+                pool.terminate()
+                break
+    print(f"\nseeds {seed} to {seed + count - 1}: {done} programs ({-(-done // SHARED)} texts), {time.time() - started:.0f} s")
+    print("ran:", ", ".join(f"{level} {ran[level]}" for level in levels), f"; kernels compiled {compiled}, loaded {loaded}")
+    print("regions:", ", ".join(f"{name} {n}" for name, n in statuses.most_common()))
+    for reason, seeds in sorted(reasons.items(), key=lambda t: -len(t[1]))[:15]:
+        print(f"  {len(seeds)} x {reason} (seed {seeds[0]})")
+    _report(failures)
+    return 1 if failures else 0
+
+
+def _kind(reason: str) -> str:
+    return " ".join(w for w in reason.split() if not any(c.isdigit() for c in w))[:110]
+
+
+def _report(failures: list[tuple[int, tuple[str, str]]]) -> None:
+    torch.set_num_threads(1)
+    shown: set[int] = set()
+    for s, failed in failures:
+        if s // SHARED in shown or len(shown) >= FOUND:
+            continue
+        shown.add(s // SHARED)
+        overrides = smallest(s, failed)
+        again = one(s, overrides)
+        print(f"\n=== seed {s}: {failed[0]}: {failed[1]}")
+        options = " ".join(f"--set '{k}={v}'" for k, v in overrides.items())
+        print(f"python -m tests.property.run --show --seed {s} {options}")
+        print(program(s, overrides))
+        print("reduced:", again.failed)
+    print(f"{len(failures)} failed" if failures else "clean")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
