@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from aicf.scalar import Expr, Var, extents, index, load
+from aicf.scalar import Expr, Var, extents, index, integer_const, load
 from aicf.semantic import OPS, Node
 from aicf.semantic.ops import At, NotUniform
+from aicf.semantic.types import is_one
 
 Cut = Callable[[Node, At], bool]
 
@@ -124,6 +125,9 @@ def output_index(node: Node, prefix: str = "x") -> tuple[At, dict[Var, Expr]]:
     at: list[Expr] = []
     known: dict[Var, Expr] = {}
     for k, dim in enumerate(node.type.shape):
+        if is_one(dim):
+            at.append(integer_const(0))
+            continue
         x = index(f"{prefix}{k}")
         at.append(x)
         known[x] = dim

@@ -225,7 +225,7 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
         exits = [Exit(target, at, _prepared(extraction, policy, element), tuple(v for v in at if v in columns and isinstance(v, Var)))]
         outside = _exits(context, policy, c, target)
         if isinstance(outside, Refused):
-            return outside
+            return outside if c.softmax_like or not _weights(context, policy, c, extraction) else None
         for node, where, pulled, own in outside:
             columns.update(own)
             exits.append(Exit(node, where, _prepared(extraction, policy, pulled), own))
@@ -236,7 +236,7 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
         return Refused(c.node, str(problem), guilty)
     if not extraction.atoms:
         return Refused(c.node, "the mask hides every score, whatever they are: nothing is left to stream", None)
-    if not c.softmax_like and _only_weights(context, policy, extraction):
+    if not c.softmax_like and _weights(context, policy, c, extraction):
         return None
     return _finished(policy, c, extraction, exits, columns)
 
@@ -273,10 +273,15 @@ def _score_variables(policy: _Pull, c: Candidate) -> set[Var]:
     return {v for k, own in here.accesses if k == c.weights for v in free(own)}
 
 
-def _only_weights(context: _Context, policy: _Pull, extraction: Extraction) -> bool:
-    """Keys and values are model parameters: a feed-forward layer, which matrix libraries do better."""
+def _weights(context: _Context, policy: _Pull, c: Candidate, extraction: Extraction) -> bool:
+    """Keys or values are model parameters: linear layers, which matrix libraries do better."""
     names = {x.tensor for a in extraction.atoms.values() for x in walk(a.key) if isinstance(x, Load)}
-    return bool(names) and all(policy.puller.loads[n] in context.settings.parameters for n in names)
+    if names and all(policy.puller.loads[n] in context.settings.parameters for n in names):
+        return True
+    values = c.node.inputs[1 - c.weights]
+    while values.op in (*VIEWS, "cast"):
+        values = values.inputs[0]
+    return values in context.settings.parameters
 
 
 # ------------------------------------------------------------------------------------------------ exits
@@ -455,7 +460,7 @@ def _finished(policy: _Pull, c: Candidate, x: Extraction, exits: list[Exit], col
     row_side = {v for a in x.atoms.values() for v in variables(a.row)}
     given = [v for v in c.at if isinstance(v, Var) and v not in columns]
     rows = [v for v in given if v not in keys and v in row_side and v in c.rows]
-    rows = rows or [v for v in given if v not in keys and v in row_side and v not in columns and v in c.rows]
+    rows = rows or [v for v in given if v not in keys and v in row_side]
     extents = dict(policy.puller.extents)
     if rows:
         row = max(rows, key=lambda v: (_length(extents[v]), c.at.index(v)))

@@ -125,7 +125,8 @@ class Names:
         for v in self.found.batch:
             self.size(f"n_{v.name}", self.found.extents[v])
         for k, e in enumerate(self.found.exits):
-            shape = tuple(self._extent(x) for x in e.at)
+            dims = zip(e.at, e.node.type.shape, strict=True)
+            shape = tuple(self._extent(x, d, f"{self.output(k)}_{n}") for n, (x, d) in enumerate(dims))
             self.params.append(TensorParam(self.output(k), e.node.type.dtype, shape, "out", len(shape) - 1 if shape else None))
 
     @staticmethod
@@ -133,15 +134,17 @@ class Names:
         """The name of the k-th output."""
         return "O" if k == 0 else f"O{k + 1}"
 
-    def _extent(self, position: Expr) -> Expr:
-        """The size of an output's dimension that is indexed by `position`."""
-        if not isinstance(position, Var):
+    def _extent(self, position: Expr, dim: Expr, name: str) -> Expr:
+        """The size of an output's dimension, `dim` in the source graph, that is indexed by `position`."""
+        if isinstance(position, Const):
             return integer_const(1)
-        if position.name == self.i:
+        if isinstance(position, Var) and position.name == self.i:
             return index("N")
-        if position in self.found.batch:
+        if isinstance(position, Var) and position in self.found.batch:
             return index(f"n_{position.name}")
-        return self.found.extents[position]
+        if isinstance(position, Var):
+            return self.found.extents[position]
+        return self.size(name, dim)  # a stacked head: group * head + row
 
     def _axes(self) -> list[Axis]:
         axes = [Axis(self.i, index("N"), self.schedule.tile_m), Axis(self.j, index("M"), self.schedule.tile_n)]

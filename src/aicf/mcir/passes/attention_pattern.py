@@ -22,6 +22,7 @@ from aicf.scalar import BYTES, Call, Const, Expr, Load, call, integer_const, sho
 from aicf.semantic import Graph, Location, Node, TensorType
 from aicf.streaming.describe import describe_mask
 from aicf.streaming.recognise import Recognised, Refused, Settings, recognise
+from aicf.streaming.stack import stacked
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ def _module(found: Iterable[Recognised | Refused]) -> MCModule:
     return module
 
 
-def _region(found: Recognised, name: str) -> ExecutionRegion:
+def _region(seen: Recognised, name: str) -> ExecutionRegion:
+    found = stacked(seen)
     b = MCIRBuilder()
     region = b.execution_region(name)
     q, k, v = roles(found)

@@ -1,0 +1,64 @@
+"""One query per head, keys shared by a group of heads: the heads become the rows of one tile."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aicf.driver import ArrayRef, Options, compile_graph
+from aicf.mcir.passes.streaming_lowering import semantics
+from aicf.scalar import show
+from aicf.semantic import Graph, GraphBuilder, run_graph
+from tests.contract import assert_contract
+
+
+def decode(heads: int, shared: int, queries: int = 1, keys: int = 100) -> Graph:
+    b = GraphBuilder()
+    q, k, v = (b.input(n, "f32", (2, h, m, 16)) for n, h, m in (("q", heads, queries), ("k", shared, keys), ("v", shared, keys)))
+
+    def repeated(x):
+        wide = b.expand(b.reshape(x, (2, shared, 1, keys, 16)), (2, shared, heads // shared, keys, 16))
+        return b.reshape(wide, (2, heads, keys, 16))
+
+    s = b.op("mul", b.op("matmul", q, b.permute(repeated(k), (0, 1, 3, 2))), 0.25)
+    return b.output(b.op("matmul", b.op("softmax", s, axis=-1), repeated(v), name="o"))
+
+
+def run(graph: Graph, values: list[np.ndarray]) -> np.ndarray:
+    result = compile_graph(graph, Options(fuse="always")).regions[0]
+    assert result.executable is not None
+    out = np.empty((*values[0].shape[:-1], 16), np.float32)
+    refs = [ArrayRef(a.ctypes.data, a.shape, tuple(s // 4 for s in a.strides)) for a in (*values, out)]
+    result.executable.run(refs[:3], refs[3:])
+    return out
+
+
+def check(graph: Graph, heads: int, shared: int, queries: int) -> None:
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal((2, h, m, 16)).astype(np.float32) for h, m in ((heads, queries), (shared, 100), (shared, 100))]
+    wide = [v.astype(np.float64).repeat(heads // v.shape[1], 1) for v in values]
+    s = wide[0] @ wide[1].swapaxes(-1, -2) * 0.25
+    p = np.exp(s - s.max(-1, keepdims=True))
+    assert_contract(run(graph, values), run_graph(graph, values)[0], p / p.sum(-1, keepdims=True) @ wide[2], "f32")
+
+
+def test_heads_of_a_group_become_rows() -> None:
+    graph = decode(8, 2)
+    result = compile_graph(graph, Options(fuse="always")).regions[0]
+    assert result.region is not None
+    found = semantics(result.region)
+    assert show(found.extents[found.row]) == "4"
+    assert show(found.atoms[0].row) == "q[b, h * 4 + i, 0, d]"
+    assert show(found.atoms[0].key) == "k[b, h, j, d]"
+    check(graph, 8, 2, 1)
+
+
+def test_all_heads_share_one_key_head() -> None:
+    check(decode(6, 1), 6, 1, 1)
+
+
+def test_nothing_is_stacked_with_own_keys_or_several_queries() -> None:
+    for graph, shape in ((decode(4, 4), (4, 4, 1)), (decode(8, 2, queries=3), (8, 2, 3))):
+        result = compile_graph(graph, Options(fuse="always")).regions[0]
+        assert result.region is not None
+        assert "h * " not in show(semantics(result.region).atoms[0].row)
+        check(graph, *shape)
