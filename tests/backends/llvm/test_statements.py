@@ -3,6 +3,7 @@ of integers, booleans and float64. The interpreter says what is right."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -436,3 +437,17 @@ def test_a_reduction_inside_an_expression():
         (Parallel((Loop(index("i0"), N, 16),), (Map(total, e_), StoreTile("O", (i,), ("i",), call("sqrt", f("t"))))),),
     )
     agree(kernel, {"N": 19, "M": 11}, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_tiles_of_halves_are_rounded_as_they_are_loaded(dtype: DType):
+    """Operands loaded from f32 tensors into tiles of halves: also those that are transposed into panels."""
+    lengths = {"x": 7, "y": 20, "k": 33}
+    kernel = product("xk", "yk", "xy", "k", lengths)
+    a, b, c = tile("a", "xk", dtype), tile("b", "yk", dtype), tile("c", "xy")
+    item = kernel.body[0]
+    assert isinstance(item, Parallel)
+    x, y, k = (index(n) for n in "xyk")
+    body = (LoadTile(a, "A", (x, k)), LoadTile(b, "B", (y, k)), Contract(c, a, b, "k"), item.body[-1])
+    tensors = tuple(replace(t, unit=1) for t in kernel.tensors)
+    agree(replace(kernel, tensors=tensors, body=(replace(item, body=body),)), {}, rtol=1e-6)

@@ -32,7 +32,7 @@ def emit_load(s: LoadTile, scope: Scope, tiles: dict[str, Tile]) -> None:
 def _across(s: LoadTile, scope: Scope, layout: Layout) -> str | None:
     """The axis along which memory is contiguous, when that is not the layout's vector axis and the index is affine in both."""
     tensor = scope.kernel.tensor(s.tensor)
-    if tensor.unit is None or layout.vector is None or held(s.tile.dtype) != held(tensor.dtype) or held(s.tile.dtype) != "float":
+    if tensor.unit is None or layout.vector is None or held(tensor.dtype) != "float" or s.tile.dtype not in ("f32", tensor.dtype):
         return None
     vector = scope.kernel.axis(layout.vector).position
     for axis in s.tile.axes:
