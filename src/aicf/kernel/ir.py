@@ -182,12 +182,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class Stream:
-    """for axis.origin from `lo` (a multiple of the tile length) below `hi`, step the tile length: the first phase that holds."""
+    """for axis.origin from `lo` (a multiple of the tile length) below `hi`, step the tile length: the first phase that holds.
+    `stages`: tiles in flight, where the target copies asynchronously."""
 
     axis: str
     lo: Expr
     hi: Expr
     phases: tuple[Phase, ...]
+    stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -214,11 +216,13 @@ class Loop:
 
 @dataclass(frozen=True)
 class Parallel:
-    """Independent work items, one per combination of the loop variables, last one fastest. `unit` says what runs one item."""
+    """Independent work items, one per combination of the loop variables, last one fastest. `unit` says what runs one item: a
+    thread, or a block of `warps`."""
 
     loops: tuple[Loop, ...]
     body: tuple[Stmt, ...]
     unit: Literal["thread", "block"] = "thread"
+    warps: int = 1
 
 
 Stmt: TypeAlias = Fill | LoadTile | Map | Reduce | Contract | StoreTile | Rows | Stream | Retry | Parallel

@@ -81,7 +81,8 @@ def _body(kernel: Kernel, body: tuple[Stmt, ...], depth: int, blocked: dict[str,
                 yield from _body(kernel, s.body, depth + 1, rows)
             case Stream():
                 step = next((axis.tile for axis in kernel.axes if axis.name == s.axis), "?")
-                yield f"{pad}stream {s.axis}0 in {show(s.lo)} .. {show(s.hi)} step {step}:"
+                flight = f" stages {s.stages}" if s.stages != 1 else ""
+                yield f"{pad}stream {s.axis}0 in {show(s.lo)} .. {show(s.hi)} step {step}{flight}:"
                 for phase in s.phases:
                     yield f"{pad}  {phase.name}{_when(phase.when)}{' (whole)' if phase.whole else ''}:"
                     yield from _body(kernel, phase.body, depth + 2, rows) if phase.body else [f"{pad}    skip"]
@@ -89,7 +90,8 @@ def _body(kernel: Kernel, body: tuple[Stmt, ...], depth: int, blocked: dict[str,
                 loops = ", ".join(
                     f"{v.var.name} < {show(v.extent)}" + (f" step {v.step}" if v.step != 1 else "") for v in s.loops
                 )
-                yield f"{pad}parallel {loops} per {s.unit}:"
+                warps = f" of {s.warps} warps" if s.unit == "block" else ""
+                yield f"{pad}parallel {loops} per {s.unit}{warps}:"
                 yield from _body(kernel, s.body, depth + 1, rows)
 
 

@@ -260,7 +260,7 @@ class _Verifier:
             if not names & used and (param.role != "scratch" or what.startswith("loop ")):
                 self.problem(s, f"every turn of {what} writes the same elements")
         for a in s.axes:
-            if a not in used:
+            if a not in used and not _single(self.kernel.axis(a).extent):
                 self.problem(s, f"axis {a} is not in the index, so its lanes write the same element")
         self.covers(s, param, scope)
         if param.role == "scratch":
@@ -498,3 +498,8 @@ def _multiple(e: Expr, n: int) -> bool:
     if set(terms) == {(e,)}:
         return n == 1
     return all(c % n == 0 or any(_multiple(x, n) for x in m if x is not integer_const(0)) for m, c in terms.items())
+
+
+def _single(extent: Expr) -> bool:
+    """An axis of one element: nothing else can be written in its place."""
+    return isinstance(extent, Const) and extent.value == 1

@@ -139,7 +139,7 @@ class Names:
         if isinstance(position, Const):
             return integer_const(1)
         if isinstance(position, Var) and position.name == self.i:
-            return index("N")
+            return self.row_extent()
         if isinstance(position, Var) and position in self.found.batch:
             return index(f"n_{position.name}")
         if isinstance(position, Var):
@@ -147,7 +147,7 @@ class Names:
         return self.size(name, dim)  # a stacked head: group * head + row
 
     def _axes(self) -> list[Axis]:
-        axes = [Axis(self.i, index("N"), self.schedule.tile_m), Axis(self.j, index("M"), self.schedule.tile_n)]
+        axes = [Axis(self.i, self.row_extent(), self.schedule.tile_m), Axis(self.j, index("M"), self.schedule.tile_n)]
         for v in dict.fromkeys((*(a.over for a in self.found.atoms), *self.found.columns)):
             width = self.found.extents[v]
             assert isinstance(width, Const)
@@ -160,7 +160,12 @@ class Names:
 
     def row_loop(self) -> Loop:
         """The loop over row tiles."""
-        return Loop(self.axes[0].origin, index("N"), self.schedule.tile_m)
+        return Loop(self.axes[0].origin, self.row_extent(), self.schedule.tile_m)
+
+    def row_extent(self) -> Expr:
+        """The extent of the row axis: a size, or 1 where the graph has no row axis."""
+        rows = self.found.extents[self.found.row]
+        return rows if isinstance(rows, Const) and rows.value == 1 else index("N")
 
     # ------------------------------------------------------------------------------------ tiles and states
 
@@ -261,7 +266,8 @@ class Names:
 
     def free_sizes(self, body: tuple[Parallel, ...], summaries: Iterable[Summary]) -> list[str]:
         """Size symbols of the source graph that expressions use (an offset such as m - n)."""
-        bound = {v.name for v in (*self.found.extents, self.flag)} | {f"{v.name}0" for v in self.found.extents} | {"c", "c0", "part"}
+        bound = {v.name for v in (*self.found.extents, self.flag)} | {f"{v.name}0" for v in self.found.extents} 
+        bound |= {"c", "c0", "part"}
         names: set[str] = set()
         for e in (*expressions(body), *(s.value for s in summaries)):
             names |= {v.name for v in variables(e) if v.dtype == "i64" and v.name not in bound and v.name not in self.sizes}

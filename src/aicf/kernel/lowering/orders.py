@@ -155,7 +155,7 @@ def kv_major(names: Names) -> tuple[Parallel, ...]:
     skip = () if isinstance(empty, Const) and not empty.value else (Phase("empty", empty, False, ()),)
     full = Phase("full", names.put(names.tiling.full), False, rows(decided))
     partial = Phase("partial", TRUE, False, rows({}))
-    start, n, m = integer_const(0), index("N"), index("M")
+    start, n, m = integer_const(0), names.row_extent(), index("M")
     inside = call("le", call("add", index(names.j + "0"), integer_const(names.schedule.tile_n)), m)
     keys = Stream(names.j, start, m, (
         Phase("full", inside, True, (*key_inputs, Stream(names.i, start, n, (*skip, full, partial)))),

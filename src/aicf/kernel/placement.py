@@ -1,0 +1,33 @@
+"""What runs a kernel's items, and how many tiles are in flight: a schedule's mapping written into Kernel IR.
+
+    parallel b, h, i0 per thread:                      parallel b, h, i0 per block of 4 warps:
+      stream j0 in 0 .. M step 64:               ->      stream j0 in 0 .. M step 64 stages 2:
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aicf.kernel.ir import Kernel, Parallel, Retry, Rows, Stmt, Stream
+
+
+def placed(kernel: Kernel, *, warps: int, stages: int) -> Kernel:
+    """`kernel` with one block of `warps` warps per item and `stages` tiles of every stream in flight (GPUs)."""
+
+    def body(statements: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return tuple(one(s) for s in statements)
+
+    def one(s: Stmt) -> Stmt:
+        match s:
+            case Parallel():
+                return replace(s, unit="block", warps=warps, body=body(s.body))
+            case Stream():
+                # The innermost stream is the one whose loads can be overlapped with work.
+                inner = any(isinstance(x, Stream) for p in s.phases for x in p.body)
+                return replace(s, stages=1 if inner else stages, phases=tuple(replace(p, body=body(p.body)) for p in s.phases))
+            case Rows() | Retry():
+                return replace(s, body=body(s.body))
+            case _:
+                return s
+
+    return replace(kernel, body=body(kernel.body))
