@@ -55,7 +55,7 @@ class Compiled:
 
 
 def close(ours: Any, theirs: Any) -> None:
-    """Same structure, shapes, strides and, within float32's rounding of a short sum, values."""
+    """Same structure, shapes, strides and, within float32's rounding of short sums, values."""
     if isinstance(theirs, tuple | list):
         assert len(ours) == len(theirs)
         for a, b in zip(ours, theirs, strict=True):
@@ -119,7 +119,7 @@ def test_two_regions_with_equal_graphs_keep_apart_in_inductors_cache() -> None:
         same(fn, *args, rest="inductor")
 
 
-# ------------------------------------------------------------------------------------------------ memory that is shared or changed
+# ---------------------------------------------------------------------------------- memory that is shared or changed
 
 
 def input_changed_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -197,14 +197,25 @@ def test_outputs_that_share_memory_still_do() -> None:
     assert out.data_ptr() == flat.data_ptr()
 
 
-def test_inputs_changed_at_the_wrong_time_are_refused() -> None:
-    """K is gone when V has its final value, so no place in the graph has both."""
+def test_an_input_that_is_gone_when_another_appears_is_read_earlier() -> None:
+    """K is gone when V has its final value; V can be had from its former value, inside the region."""
 
     def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         p = (q @ k.transpose(-2, -1) / 4.0).softmax(-1)
         k.zero_()
         v.mul_(2)
         return p @ v
+
+    same(fn, *qkv())
+
+
+def test_inputs_changed_at_the_wrong_time_are_refused() -> None:
+    """K is gone when V, which nothing can compute in a region, appears: no place in the graph has both."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        p = (q @ k.transpose(-2, -1) / 4.0).softmax(-1)
+        k.zero_()
+        return p @ v.cumsum(-1)
 
     compiled = same(fn, *qkv(), streams=False)
     assert compiled.statuses == ["refused"]
@@ -352,9 +363,14 @@ def test_without_a_compiler_the_rest_runs_eagerly_with_one_note(monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("options", "part"),
-    [({"fuse": "often"}, "fuse='often'"), ({"require": "all"}, "require='all'"), ({"rest": "x"}, "rest='x'"), ({"tile": 3}, "unknown option tile"),
-     ({"threads": 0}, "threads=0")],
-)  # fmt: skip
+    [
+        ({"fuse": "often"}, "fuse='often'"),
+        ({"require": "all"}, "require='all'"),
+        ({"rest": "x"}, "rest='x'"),
+        ({"tile": 3}, "unknown option tile"),
+        ({"threads": 0}, "threads=0"),
+    ],
+)
 def test_bad_options_are_named(options: dict[str, Any], part: str) -> None:
     with pytest.raises(ValueError, match=part.replace("(", r"\(")):
         backend.backend_options(options)

@@ -27,10 +27,11 @@ from aicf.report import GraphReport
 
 from .reader import Reading, read
 from .retrace import retrace
-from .rewrite import rewrite
+from .rewrite import misplaced, rewrite
 
 Rest = Literal["auto", "inductor", "eager", "explain"]
 Module = torch.fx.GraphModule
+MAX_CUTS = 4  # how often regions are cut anew when one cannot be called where it was cut
 log = logging.getLogger("aicf")
 
 GRADIENT = "a gradient is asked of it, and gradients are not derived yet: call it under torch.no_grad() or torch.inference_mode()"
@@ -38,8 +39,8 @@ GRADIENT = "a gradient is asked of it, and gradients are not derived yet: call i
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """The options of the backend: those of the driver, `require` ("streamed": raise NotStreamed when something is not), `rest` (what
-    runs everything else; "explain" runs the graph unchanged) and `report` (called with a GraphReport for every graph)."""
+    """The options of the backend: those of the driver, `require` ("streamed": raise NotStreamed when something is not), `rest`
+    (what runs everything else; "explain" runs the graph unchanged) and `report` (called with a GraphReport for every graph)."""
 
     driver: Options = field(default_factory=Options)
     require: Literal["streamed"] | None = None
@@ -111,8 +112,14 @@ def _compiled(gm: Module, inputs: Sequence[Any], options: BackendOptions, report
     reading = read(traced, [is_parameter(x) for x in inputs])
     report.graph = reading.graph
     report.boundaries = [(node.name, why) for node, why in reading.boundaries.items()]
-    hints = size_hints(reading)
-    report.regions = compile_graph(reading.graph, options.driver, frozenset(reading.anchors), reading.parameters, hints).regions
+    anchors = frozenset(reading.anchors)
+    for _ in range(MAX_CUTS):
+        found = compile_graph(reading.graph, options.driver, anchors, reading.parameters, size_hints(reading))
+        report.regions = found.regions
+        unfit = misplaced(traced, reading, report.regions)
+        if not unfit:
+            break
+        anchors -= unfit
     return traced, reading
 
 
@@ -140,7 +147,8 @@ def specialise_widths(reading: Reading) -> bool:
 
 def wants_gradient(traced: Module, inputs: Sequence[Any]) -> bool:
     """Whether a backward pass through this graph may be asked for."""
-    if not any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
+    given = [*(x for x in inputs if isinstance(x, torch.Tensor)), *traced.parameters()]
+    if not any(x.requires_grad for x in given):
         return False
     turned_on = any(n.target is torch._C._set_grad_enabled and n.args == (True,) for n in traced.graph.nodes)
     return torch.is_grad_enabled() or turned_on

@@ -138,8 +138,6 @@ class Context:
     # ---------------------------------------------------------------- shapes
 
     def axis(self, dim: int, rank: int) -> int:
-        if not isinstance(dim, int):
-            raise Unreadable("an axis that is not a plain number")
         return dim % max(rank, 1)
 
     def axes(self, dim: Any, rank: int) -> tuple[int, ...]:

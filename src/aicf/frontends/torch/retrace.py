@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 from torch.fx.traceback import preserve_node_meta
 
 
@@ -30,7 +32,11 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     fakes = [_fake(mode, context, n, x) for n, x in zip(placeholders, inputs, strict=True)]
 
-    traced = trace(torch.fx.Interpreter(gm).run, mode, fakes)
+    cast = _autocast_devices(gm)
+    traced = trace(torch.fx.Interpreter(gm).run, mode, fakes, pre_dispatch=not cast)
+    _check_results(gm, traced)
+    if cast:
+        _without_autocast(traced, cast)
     for old, new in zip(placeholders, [n for n in traced.graph.nodes if n.op == "placeholder"], strict=True):
         if hasattr(old, "_dynamo_source"):
             new._dynamo_source = old._dynamo_source
@@ -42,10 +48,42 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
     return traced
 
 
-def trace(fn: Callable[..., Any], mode: FakeTensorMode, fakes: Sequence[Any]) -> torch.fx.GraphModule:
-    """The ATen graph of `fn` on fakes of `mode`."""
+def trace(fn: Callable[..., Any], mode: FakeTensorMode, fakes: Sequence[Any], pre_dispatch: bool = True) -> torch.fx.GraphModule:
+    """The ATen graph of `fn` on fakes of `mode`; without `pre_dispatch` autocast is applied and composite ops are decomposed."""
     with tracing(TracingContext(mode)), mode, preserve_node_meta():
-        return make_fx(lambda *args: fn(*args), pre_dispatch=True)(*fakes)
+        return make_fx(lambda *args: fn(*args), pre_dispatch=pre_dispatch)(*fakes)
+
+
+def _autocast_devices(gm: torch.fx.GraphModule) -> list[str]:
+    """The kinds of device for which autocast is on anywhere in `gm`, or around it."""
+    around = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    entered = [str(n.args[0]) for n in gm.graph.nodes if n.target is _enter_autocast]
+    return sorted({*around, *entered})
+
+
+def _without_autocast(traced: torch.fx.GraphModule, devices: Sequence[str]) -> None:
+    """Turns autocast off around `traced`, which has its casts written out; the same ones must not be made again."""
+    nodes = list(traced.graph.nodes)
+    first = next(n for n in nodes if n.op != "placeholder")
+    for device in devices:
+        with traced.graph.inserting_before(first):
+            entered = traced.graph.call_function(_enter_autocast, (device, None, False, None))
+        with traced.graph.inserting_before(nodes[-1]):
+            traced.graph.call_function(_exit_autocast, (entered,))
+
+
+def _check_results(gm: torch.fx.GraphModule, traced: torch.fx.GraphModule) -> None:
+    """Raises RuntimeError when the trace gives other results than Dynamo saw: what it is built on would be wrong."""
+
+    def results(module: torch.fx.GraphModule, key: str) -> list[tuple[Any, ...]]:
+        found: list[Any] = []
+        output = next(n for n in reversed(module.graph.nodes) if n.op == "output")
+        map_arg(output.args, lambda n: found.append(n.meta.get(key)))
+        return [(x.dtype, x.device, len(x.shape)) if isinstance(x, torch.Tensor) else () for x in found]
+
+    before, after = results(gm, "example_value"), results(traced, "val")
+    if any(a and b and a != b for a, b in zip(before, after, strict=False)) or len(before) < len(after):
+        raise RuntimeError(f"tracing the graph again gives {after} where Dynamo has {before}")
 
 
 def _fake(mode: FakeTensorMode, context: TracingContext | None, node: torch.fx.Node, x: Any) -> Any:
