@@ -21,8 +21,9 @@ ATTENTION = {"scaled_dot_product_attention", "_scaled_dot_product_flash_attentio
 CONTRACTIONS = {"matmul", "bmm", "mm", "baddbmm", "einsum", "mv", "tensordot", "inner", "dot"}
 # A tensor is the same tensor behind these; a parameter behind them is still a parameter.
 LAYOUT = {
-    "t", "transpose", "permute", "view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "slice", "select", "to", "_to_copy",
-    "clone", "contiguous", "detach", "alias", "index", "index_select", "flatten", "unflatten", "split", "chunk", "unbind",
+    "t", "mT", "numpy_T", "transpose", "permute", "view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "slice", "select",
+    "to", "_to_copy", "clone", "contiguous", "detach", "alias", "index", "index_select", "flatten", "unflatten", "split", "chunk",
+    "unbind",
 }  # fmt: skip
 # Other layers begin here: scores don't come through them and probabilities don't go on through them.
 LAYERS = {

@@ -128,8 +128,9 @@ def _reference(model: torch.nn.Module, inputs: Mapping[str, Any], seed: int) -> 
     """The float64 outputs, or None and why there are none."""
     wide = {k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
     try:
+        twin = copy.deepcopy(model).double()
         with in_double():
-            return _run(copy.deepcopy(model).double(), wide, seed), ""
+            return _run(twin, wide, seed), ""
     except Exception as e:
         return None, f"{type(e).__name__}: {e}".splitlines()[0]
 

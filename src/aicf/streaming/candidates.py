@@ -1,7 +1,8 @@
-"""Where streaming could start: contractions that sum, over some axis j, the product of a tensor P computed from scores and a tensor V.
+"""Where streaming could start: contractions that sum, over some axis j, the product of a tensor P computed from scores and a V.
 
 Scores are a contraction over another axis whose one operand does not have j (the row side) and whose other operand has only j
-(the streamed side). Nothing here looks at names or spellings: the roles follow from which index variables each operand is read with.
+(the streamed side). Nothing here looks at names or spellings: the roles follow from which index variables each operand is read
+with.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from aicf.streaming.pull import output_index, step
 
 CONTRACTIONS = ("matmul", "einsum")
 CREATED = ("scalar", "iota")
+EXPONENTIALS = ("softmax", "log_softmax", "logsumexp", "exp", "exp2", "expm1")
 
 
 @dataclass
 class Candidate:
     """A value contraction, the variable it sums over, which operand is P, the row variables that only P has, the score
-    contractions below P, and the contractions that mix P's rows (`blocked`)."""
+    contractions below P, and the contractions that mix P's rows (`blocked`). `softmax_like`: exponentials of the scores
+    are normalised on the way (and not, as by a norm between two linear layers, the scores themselves)."""
 
     node: Node
     at: At
@@ -73,6 +76,7 @@ def two_axis(at: At, stream: Collection[Var], rows: frozenset[Var]) -> bool:
 def _walk(c: Candidate, node: Node, at: At, seen: set[tuple[Node, At]]) -> None:
     """Collects the score contractions that P's element depends on at (i, j), through element-wise ops, views and softmaxes."""
     stack = [(node, at)]
+    reduces = exponential = False
     while stack:
         node, at = stack.pop()
         if (node, at) in seen:
@@ -91,18 +95,17 @@ def _walk(c: Candidate, node: Node, at: At, seen: set[tuple[Node, At]]) -> None:
             elif node not in c.blocked:
                 c.blocked.append(node)
             continue
-        if here.bound:
-            c.softmax_like = True
+        reduces = reduces or bool(here.bound)
+        exponential = exponential or node.op in EXPONENTIALS
         stack += [(n, own) for n, own in reversed(reads) if two_axis(own, (c.stream,), c.rows)]
+    c.softmax_like = reduces and exponential
 
 
 def pure(nodes: list[Node]) -> set[Node]:
     """The nodes that depend on nothing but sizes, positions and literals: cheap to compute anywhere."""
     found: set[Node] = set()
     for n in nodes:
-        literal = n.op in CREATED or (n.op == "constant" and n.type.rank == 0)
-        if literal or (n.op == "constant" and step(n, output_index(n)[0], {}) is not None):
-            found.add(n)
-        elif n.inputs and all(i in found for i in n.inputs) and n.op not in CONTRACTIONS:
+        literal = n.op in CREATED or (n.op == "constant" and (n.type.rank == 0 or step(n, output_index(n)[0], {}) is not None))
+        if literal or (n.inputs and all(i in found for i in n.inputs) and n.op not in CONTRACTIONS):
             found.add(n)
     return found

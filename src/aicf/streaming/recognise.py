@@ -1,9 +1,9 @@
 """Recognising streamed regions in a graph: from a value contraction to all that goes with it, or the reason why it can't be.
 
-One region is: score contractions (atoms), everything between them and what leaves the region, and the exits, i.e. every tensor that is
-needed outside: the value contraction, row statistics (log-sum-exp, entropy), further value contractions with the same scores. The
-exits' elements are pulled into scalar expressions, and these taken apart into a cascade. A tensor of rows x keys that is also needed
-outside makes the region refused: it would have to be written anyway.
+One region is: score contractions (atoms), everything between them and what leaves the region, and the exits, i.e. every tensor
+that is needed outside: the value contraction, row statistics (log-sum-exp, entropy), further value contractions with the same
+scores. The exits' elements are pulled into scalar expressions, and these taken apart into a cascade. A tensor of rows x keys that
+is also needed outside makes the region refused: it would have to be written anyway.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ VIEWS = ("reshape", "permute", "expand", "slice")
 
 @dataclass(frozen=True)
 class Exit:
-    """A tensor that leaves the region: its node, the index of its elements in the region's variables, and its element in terms of the
-    cascade's results. `columns`: the variables that only this exit has."""
+    """A tensor that leaves the region: its node, the index of its elements in the region's variables, and its element in terms
+    of the cascade's results. `columns`: the variables that only this exit has."""
 
     node: Node
     at: At
@@ -84,7 +84,9 @@ class Settings:
     parameters: Collection[Node] = field(default_factory=frozenset[Node])
 
 
-def recognise(nodes: list[Node], outputs: Collection[Node] | None = None, settings: Settings | None = None) -> list[Recognised | Refused]:
+def recognise(
+    nodes: list[Node], outputs: Collection[Node] | None = None, settings: Settings | None = None
+) -> list[Recognised | Refused]:
     """All regions of a graph given as its nodes in topological order, in the order of their value contractions.
 
     `outputs`: the nodes returned to the caller (nodes without users, when None). The cost is linear in the number of
@@ -194,8 +196,7 @@ class _Pull:
         """Views, and conversions that lose nothing, are seen through as long as the index stays affine along each tile axis."""
         if node.op == "cast":
             source = node.inputs[0].type.dtype
-            wider = is_float(source) and is_float(node.type.dtype) and promote(source, node.type.dtype) == node.type.dtype
-            return wider or source == "bool" and is_float(node.type.dtype) and False
+            return is_float(source) and is_float(node.type.dtype) and promote(source, node.type.dtype) == node.type.dtype
         if node.op not in VIEWS:
             return False
         tile = tuple(sorted((v for v in free(at)), key=lambda v: v.name))
@@ -222,13 +223,14 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
         c.stream, c.length, c.rows, columns, policy.puller.extents, policy.streamed
     )  # fmt: skip
     try:
-        exits = [Exit(target, at, _prepared(extraction, policy, element), tuple(v for v in at if v in columns and isinstance(v, Var)))]
+        own = tuple(v for v in at if v in columns and isinstance(v, Var))
+        exits = [Exit(target, at, _prepared(extraction, policy, element), own)]
         outside = _exits(context, policy, c, target)
         if isinstance(outside, Refused):
             return outside if c.softmax_like or not _weights(context, policy, c, extraction) else None
-        for node, where, pulled, own in outside:
-            columns.update(own)
-            exits.append(Exit(node, where, _prepared(extraction, policy, pulled), own))
+        for node, where, pulled, more in outside:
+            columns.update(more)
+            exits.append(Exit(node, where, _prepared(extraction, policy, pulled), more))
     except NotACascade as problem:
         if not c.softmax_like:
             return None
@@ -244,8 +246,8 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
 def _mixing(c: Candidate) -> str:
     node = c.blocked[0]
     return (
-        f"the scores pass through {node.op} {node.name}, which sums over an axis of the score tensor itself (one row's scores depend "
-        "on other rows' or heads' scores), so a tile of them cannot be computed from a tile of keys"
+        f"the scores pass through {node.op} {node.name}, which sums over an axis of the score tensor itself (one row's scores "
+        "depend on other rows' or heads' scores), so a tile of them cannot be computed from a tile of keys"
     )
 
 
@@ -355,7 +357,8 @@ def _exits(context: _Context, policy: _Pull, c: Candidate, target: Node) -> list
         outside = [u for u in context.users.get(node, []) if u not in inside]
         if node in context.outputs or (outside and not along):
             if along:
-                return Refused(c.node, f"the {_what(node, policy)} {node.name} {_tensor(node)} is itself returned, so it must be written", node)
+                what = f"the {_what(node, policy)} {node.name} {_tensor(node)}"
+                return Refused(c.node, f"{what} is itself returned, so it must be written", node)
             if context.anchor(node):
                 at = _plain(where, node)
                 if at is None:
@@ -365,11 +368,8 @@ def _exits(context: _Context, policy: _Pull, c: Candidate, target: Node) -> list
         for user in outside:
             grown = _through(policy, node, where, user, c)
             if grown is None:
-                return Refused(
-                    c.node,
-                    f"the {_what(node, policy)} {node.name} {_tensor(node)} is also used by {user.op} {user.name}, so it must be written",
-                    user,
-                )
+                what = f"the {_what(node, policy)} {node.name} {_tensor(node)}"
+                return Refused(c.node, f"{what} is also used by {user.op} {user.name}, so it must be written", user)
             at, own = grown
             inside.add(user)
             element = policy.puller.pull(user, at)
@@ -493,8 +493,8 @@ def _finished(policy: _Pull, c: Candidate, x: Extraction, exits: list[Exit], col
     final = tuple(
         Exit(e.node, tuple(put(i) for i in e.at), put(e.expr), tuple(_var(put(v)) for v in e.columns)) for e in exits
     )
-    used = {n.tensor for e in (*[r.body for r in cascade], *[a.row for a in atoms], *[a.key for a in atoms], *[e.expr for e in final])
-            for n in walk(e) if isinstance(n, Load)}  # fmt: skip
+    read = [*(r.body for r in cascade), *(a.row for a in atoms), *(a.key for a in atoms), *(e.expr for e in final)]
+    used = {n.tensor for e in read for n in walk(e) if isinstance(n, Load)}
     inside = tuple(n for n in policy.context.nodes if n in policy.puller.visits and n in policy.below)
     return Recognised(
         c.node, atoms, cascade, final, {k: v for k, v in policy.puller.loads.items() if k in used},
