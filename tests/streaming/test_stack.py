@@ -13,20 +13,20 @@ from tests.contract import assert_contract
 
 def decode(heads: int, shared: int, queries: int = 1, keys: int = 100) -> Graph:
     b = GraphBuilder()
-    q, k, v = (b.input(n, "f32", (2, h, m, 16)) for n, h, m in (("q", heads, queries), ("k", shared, keys), ("v", shared, keys)))
+    q, k, v = (b.input(n, "f32", (2, h, m, 64)) for n, h, m in (("q", heads, queries), ("k", shared, keys), ("v", shared, keys)))
 
     def repeated(x):
-        wide = b.expand(b.reshape(x, (2, shared, 1, keys, 16)), (2, shared, heads // shared, keys, 16))
-        return b.reshape(wide, (2, heads, keys, 16))
+        wide = b.expand(b.reshape(x, (2, shared, 1, keys, 64)), (2, shared, heads // shared, keys, 64))
+        return b.reshape(wide, (2, heads, keys, 64))
 
-    s = b.op("mul", b.op("matmul", q, b.permute(repeated(k), (0, 1, 3, 2))), 0.25)
+    s = b.op("mul", b.op("matmul", q, b.permute(repeated(k), (0, 1, 3, 2))), 0.125)
     return b.output(b.op("matmul", b.op("softmax", s, axis=-1), repeated(v), name="o"))
 
 
 def run(graph: Graph, values: list[np.ndarray]) -> np.ndarray:
     result = compile_graph(graph, Options(fuse="always")).regions[0]
     assert result.executable is not None
-    out = np.empty((*values[0].shape[:-1], 16), np.float32)
+    out = np.empty((*values[0].shape[:-1], 64), np.float32)
     refs = [ArrayRef(a.ctypes.data, a.shape, tuple(s // 4 for s in a.strides)) for a in (*values, out)]
     result.executable.run(refs[:3], refs[3:])
     return out
@@ -34,9 +34,9 @@ def run(graph: Graph, values: list[np.ndarray]) -> np.ndarray:
 
 def check(graph: Graph, heads: int, shared: int, queries: int) -> None:
     rng = np.random.default_rng(0)
-    values = [rng.standard_normal((2, h, m, 16)).astype(np.float32) for h, m in ((heads, queries), (shared, 100), (shared, 100))]
+    values = [rng.standard_normal((2, h, m, 64)).astype(np.float32) for h, m in ((heads, queries), (shared, 100), (shared, 100))]
     wide = [v.astype(np.float64).repeat(heads // v.shape[1], 1) for v in values]
-    s = wide[0] @ wide[1].swapaxes(-1, -2) * 0.25
+    s = wide[0] @ wide[1].swapaxes(-1, -2) * 0.125
     p = np.exp(s - s.max(-1, keepdims=True))
     assert_contract(run(graph, values), run_graph(graph, values)[0], p / p.sum(-1, keepdims=True) @ wide[2], "f32")
 

@@ -202,19 +202,6 @@ def micro_kernel(module: Module, m: Micro) -> str:
     def c_pointer(r: int, v: int) -> str:
         return fn.pointer("%c", r * m.c_row + v * lanes, m.c_kind)
 
-    start: list[str] = []
-    scales: dict[int, str] = {}
-    for r, v in tiles:
-        if m.start == "zero":
-            start.append("zeroinitializer")
-            continue
-        old = _widened(fn, fn.op(f"load <{lanes} x {m.c_kind}>, ptr {c_pointer(r, v)}"), f"<{lanes} x {m.c_kind}>", wide)
-        if m.start == "scaled":
-            if r not in scales:
-                scales[r] = _broadcast(fn, fn.pointer("%s", r * m.scale_row, m.c_kind), m.c_kind, m.element, lanes)
-            old = maths.mul(old, scales[r])
-        start.append(old)
-
     def step(accumulators: list[str], a: str, b: str, k: int) -> list[str]:
         columns = []
         for v in range(m.vectors):
@@ -261,19 +248,29 @@ def micro_kernel(module: Module, m: Micro) -> str:
     unroll = 4
     # Few rows leave registers free: several partial sums hide the latency of the multiply-adds, and round less.
     chains = next(n for n in (4, 2, 1) if n * len(tiles) <= max(12, module.registers - 8) or n == 1)
-    zeros = ["zeroinitializer"] * (len(tiles) * (chains - 1))
+    zeros = ["zeroinitializer"] * (len(tiles) * chains)
     if m.steps is None:
         rounds: I64 = fn.op(f"lshr i64 %n, {unroll.bit_length() - 1}")
         rest: I64 = fn.op(f"and i64 %n, {unroll - 1}")
     else:
         rounds, rest = divmod(m.steps, unroll)
-    accumulators, a, b = loop(start + zeros, rounds, "%a", "%b", unroll)
+    accumulators, a, b = loop(zeros, rounds, "%a", "%b", unroll)
     while chains > 1:
         chains //= 2
         half = len(accumulators) // 2
         accumulators = [maths.add(x, y) for x, y in zip(accumulators[:half], accumulators[half:], strict=True)]
     accumulators, a, b = loop(accumulators, rest, a, b, 1)
+    # The old value joins at the end: a tile's sum rounds relative to itself, not to all that was summed before it.
+    scales: dict[int, str] = {}
     for (r, v), text in zip(tiles, accumulators, strict=True):
+        if m.start != "zero":
+            old = _widened(fn, fn.op(f"load <{lanes} x {m.c_kind}>, ptr {c_pointer(r, v)}"), f"<{lanes} x {m.c_kind}>", wide)
+            if m.start == "scaled":
+                if r not in scales:
+                    scales[r] = _broadcast(fn, fn.pointer("%s", r * m.scale_row, m.c_kind), m.c_kind, m.element, lanes)
+                text = maths.fma(old, scales[r], text)
+            else:
+                text = maths.add(old, text)
         narrow = _narrowed(fn, text, wide, f"<{lanes} x {m.c_kind}>")
         fn.do(f"store <{lanes} x {m.c_kind}> {narrow}, ptr {c_pointer(r, v)}")
     fn.do("ret void")
