@@ -1,0 +1,89 @@
+"""One model, three ways to run it: eagerly, through torch.compile's default, through AICF. Shared by demo and benchmark."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from aicf.frontends.torch.backend import has_compiler
+from aicf.report import GraphReport, Report
+from benchmarks import contenders, zoo
+
+
+@dataclass
+class Result:
+    """What one model showed. `errors`: (max, mean) against float64 by contender; `scale`: the largest value; `first_call`: seconds
+    to the first result, compilation included; `own`: AICF's part of it."""
+
+    report: Report
+    errors: dict[str, tuple[float, float]]
+    scale: float
+    measured: dict[str, contenders.Measured]
+    first_call: dict[str, float] = field(default_factory=dict[str, float])
+    own: float = 0.0
+
+
+def say(text: str) -> None:
+    """Progress, on standard error: standard output holds the result alone."""
+    print(f"  … {text}", file=sys.stderr, flush=True)
+
+
+@torch.inference_mode()
+def run(name: str, *, budget: float, eager: bool = True, options: dict[str, Any] | None = None) -> Result:
+    """Builds the model, compiles it, compares the results with float64 and measures all contenders in one go.
+
+    `budget`: seconds of timing; `options`: of the aicf backend.
+    """
+    say(f"{zoo.MODELS[name].title}: building the model")
+    model, inputs = zoo.make(name)
+    say("computing it in float64, the reference")
+    exact = zoo.exact(model, inputs)
+
+    report = Report()
+
+    def note(graph: GraphReport) -> None:
+        report.graphs.append(graph)
+
+    calls: dict[str, Callable[[], torch.Tensor]] = {}
+
+    def add(title: str, call: Any) -> None:
+        calls[title] = lambda: zoo.hidden(call, inputs)
+
+    if eager:
+        add("eager", model)
+    torch._dynamo.reset()
+    add("aicf", torch.compile(model, backend="aicf", options={**(options or {}), "report": note}))
+    if has_compiler():
+        add("torch.compile", torch.compile(model))
+    result = Result(report, {}, exact.abs().max().item(), {})
+    for title, call in calls.items():
+        say(f"{title}: first call" + ("" if title == "eager" else ", which compiles"))
+        began = time.perf_counter()
+        found = call()
+        result.first_call[title] = time.perf_counter() - began
+        wrong = (found.double() - exact).abs()
+        result.errors[title] = (wrong.max().item(), wrong.mean().item())
+    result.own = sum(g.seconds for g in report.graphs)
+    say(f"timing {len(calls)} contenders in turn, for about {budget:.0f} s")
+    result.measured = contenders.measure(calls, budget=budget)
+    torch._dynamo.reset()
+    return result
+
+
+def table(result: Result) -> list[str]:
+    """Time and memory of every contender, one line each, ratios to AICF."""
+    mine = result.measured["aicf"]
+    lines = [f"  {'':16}{'best time':>12}{'':>14}{'extra peak memory':>22}"]
+    for title, m in result.measured.items():
+        ratio = "" if title == "aicf" else f"({m.seconds / mine.seconds:.2f} x aicf)"
+        lines.append(f"  {title:16}{m.seconds * 1e3:9.1f} ms{ratio:>15}  {_memory(m.peak):>20}")
+    return lines
+
+
+def _memory(peak: int | None) -> str:
+    return "not measured" if peak is None else f"{peak / 2**20:.1f} MiB"
