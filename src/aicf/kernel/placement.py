@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aicf.kernel.ir import Kernel, Parallel, Retry, Rows, Stmt, Stream
+from aicf.kernel.ir import Contract, Kernel, Parallel, Retry, Rows, Stmt, Stream, statements
 
 
 def placed(kernel: Kernel, *, warps: int, stages: int) -> Kernel:
@@ -22,9 +22,10 @@ def placed(kernel: Kernel, *, warps: int, stages: int) -> Kernel:
             case Parallel():
                 return replace(s, unit="block", warps=warps, body=body(s.body))
             case Stream():
-                # The innermost stream is the one whose loads can be overlapped with work.
-                inner = any(isinstance(x, Stream) for p in s.phases for x in p.body)
-                return replace(s, stages=1 if inner else stages, phases=tuple(replace(p, body=body(p.body)) for p in s.phases))
+                # Loads are overlapped with products; a stream around another one, or one that only combines, has nothing to overlap.
+                inside = [x for p in s.phases for x in statements(p.body)]
+                busy = any(isinstance(x, Contract) for x in inside) and not any(isinstance(x, Stream) for x in inside)
+                return replace(s, stages=stages if busy else 1, phases=tuple(replace(p, body=body(p.body)) for p in s.phases))
             case Rows() | Retry():
                 return replace(s, body=body(s.body))
             case _:

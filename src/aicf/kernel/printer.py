@@ -74,7 +74,7 @@ def _body(kernel: Kernel, body: tuple[Stmt, ...], depth: int, blocked: dict[str,
             case StoreTile():
                 yield f"{pad}store {s.tensor}[{', '.join(map(show, s.at))}] = {show(s.expr)}"
             case Rows():
-                yield f"{pad}rows {s.axis} step {s.step}:"
+                yield f"{pad}rows {s.axis} step {s.step}{_ends(s)}:"
                 yield from _body(kernel, s.body, depth + 1, {**rows, s.axis: s.step})
             case Retry():
                 yield f"{pad}retry {s.flag.name} = 1, again with 0 if any {s.axis}: {show(s.again)}:"
@@ -93,6 +93,10 @@ def _body(kernel: Kernel, body: tuple[Stmt, ...], depth: int, blocked: dict[str,
                 warps = f" of {s.warps} warps" if s.unit == "block" else ""
                 yield f"{pad}parallel {loops} per {s.unit}{warps}:"
                 yield from _body(kernel, s.body, depth + 1, rows)
+
+
+def _ends(s: Rows) -> str:
+    return "".join(f", {axis} before {show(end)}" for axis, end in s.ends)
 
 
 def _when(e: Expr) -> str:

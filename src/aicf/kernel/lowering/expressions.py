@@ -26,7 +26,7 @@ def expressions(body: tuple[Stmt, ...]) -> list[Expr]:
                 for p in s.phases:
                     out += [p.when, *expressions(p.body)]
             case Rows():
-                out += expressions(s.body)
+                out += [*(end for _, end in s.ends), *expressions(s.body)]
             case Parallel():
                 out += [*(v.extent for v in s.loops), *expressions(s.body)]
             case Contract():

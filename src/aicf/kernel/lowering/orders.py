@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from aicf.kernel.ir import Axis, Loop, Map, Parallel, Phase, Retry, Rows, Stmt, Stream, Tile
 from aicf.kernel.lowering.block import Block, in_order, rebased
 from aicf.kernel.lowering.names import Names, old_reference, reference
+from aicf.mcir.passes.streaming_lowering import tiling
 from aicf.scalar import Const, Expr, call, const, index, integer_const, substitute, var
 
 TRUE = const(True, "bool")
@@ -90,13 +91,25 @@ def _phases(names: Names, operands: Mapping[str, Tile], before: list[Stmt], empt
     """Empty tiles skipped, full tiles without mask code, the others with it."""
     decided = {c: const(v, "bool") for c, v in names.tiling.decided}
 
-    def block(known: Mapping[Expr, Expr]) -> tuple[Stmt, ...]:
-        return (*before, Rows(names.i, names.schedule.rows, tuple(Block(names, operands, known).statements())))
+    def block(known: Mapping[Expr, Expr], ends: tuple[tuple[str, Expr], ...] = ()) -> tuple[Stmt, ...]:
+        return (*before, Rows(names.i, names.schedule.rows, tuple(Block(names, operands, known).statements()), ends))
 
     phases = [] if isinstance(empty, Const) and not empty.value else [Phase("empty", empty, False, ())]
     phases.append(Phase("full", names.put(names.tiling.full), True, block(decided)))
-    phases.append(Phase("partial", TRUE, False, block({})))
+    phases.append(Phase("partial", TRUE, False, block({}, _row_ends(names))))
     return tuple(phases)
+
+
+def _row_ends(names: Names) -> tuple[tuple[str, Expr], ...]:
+    """Where the streamed axis ends for a block of rows: the stream's own bound, for as many rows as a block has."""
+    if not names.tiling.high:
+        return ()
+    end: Expr = index("M")
+    for e in tiling(names.found, names.program, names.schedule.rows, names.schedule.tile_n).high:
+        end = call("min", end, e)
+    if names.tiling.fill is not None:
+        end = call("where", call("ne", names.flag, integer_const(0)), end, index("M"))
+    return ((names.j, end),)
 
 
 def _combine(names: Names, count: Expr) -> list[Stmt]:
