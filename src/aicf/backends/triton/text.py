@@ -1,0 +1,102 @@
+"""Lines of generated code, and the texts of expressions over tile axes."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from aicf.scalar import DType
+
+TYPE: dict[DType, str] = {
+    "bool": "tl.int1", "u8": "tl.uint8", "i8": "tl.int8", "i16": "tl.int16", "i32": "tl.int32", "i64": "tl.int64",
+    "f16": "tl.float16", "bf16": "tl.bfloat16", "f32": "tl.float32", "f64": "tl.float64",
+}  # fmt: skip
+_TAKEN = {*keyword.kwlist, "tl", "triton", "item", "range", "float", "larger", "smaller", "reduce_max", "reduce_min", "floordiv", "mod",
+          "expm1", "log1p", "tanh", "sigmoid", "softplus", "trunc", "round_even", "sign", "power", "whole_power", "as_bf16"}  # fmt: skip
+_ATOM = re.compile(r"[A-Za-z_][\w.]*(\([^()]*\))?|[\d.]+(e[+-]?\d+)?")
+
+
+def safe(name: str) -> str:
+    """An identifier for `name` that means nothing else in generated code."""
+    return name + "_" if name in _TAKEN else name
+
+
+def atomic(text: str) -> bool:
+    """Whether `text` binds tighter than any operator: a name, a number or one call."""
+    return _ATOM.fullmatch(text) is not None or (text.endswith(")") and _one_call(text))
+
+
+def _one_call(text: str) -> bool:
+    head = re.match(r"[\w.]*\(", text)
+    if head is None:
+        return False
+    depth = 0
+    for k, c in enumerate(text):
+        depth += c in "(["
+        depth -= c in ")]"
+        if depth == 0 and k >= head.end() - 1:
+            return k == len(text) - 1
+    return False
+
+
+def grouped(text: str) -> str:
+    """`text` as an operand: in parentheses unless it is atomic, or an atom with dimensions added."""
+    if atomic(text) or (text.endswith("]") and atomic(text[: text.rindex("[")])):
+        return text
+    return f"({text})"
+
+
+@dataclass(frozen=True)
+class Value:
+    """The text of a value and the tile axes that it has, in the order of its dimensions."""
+
+    text: str
+    axes: tuple[str, ...] = ()
+
+    @property
+    def atom(self) -> str:
+        return grouped(self.text)
+
+    def over(self, axes: tuple[str, ...]) -> str:
+        """The text with a dimension for each of `axes` (those that it lacks have length 1); scalars stay scalars."""
+        if not self.axes or self.axes == axes:
+            return self.text
+        own = [a for a in axes if a in self.axes]
+        text = self.atom
+        if tuple(own) != self.axes:
+            order = ", ".join(str(self.axes.index(a)) for a in own)
+            text = f"tl.trans({self.text})" if len(own) == 2 else f"tl.permute({self.text}, ({order}))"
+        if len(own) == len(axes):
+            return text
+        return f"{text}[{', '.join(':' if a in own else 'None' for a in axes)}]"
+
+
+@dataclass
+class Writer:
+    """Indented lines."""
+
+    lines: list[str] = field(default_factory=list[str])
+    depth: int = 1
+
+    def put(self, line: str) -> None:
+        self.lines.append("    " * self.depth + line if line else "")
+
+    @contextmanager
+    def indented(self) -> Iterator[None]:
+        self.depth += 1
+        yield
+        self.depth -= 1
+
+    def drop_unused(self, names: set[str]) -> None:
+        """Removes the lines that only define one of `names` where nothing else uses it."""
+        text = "\n".join(self.lines)
+        for name in sorted(names):
+            definition = re.compile(rf"^\s*{re.escape(name)} = ")
+            uses = len(re.findall(rf"\b{re.escape(name)}\b", text))
+            defined = [k for k, line in enumerate(self.lines) if definition.match(line)]
+            if uses == len(defined):
+                self.lines = [line for k, line in enumerate(self.lines) if k not in defined]
+                text = "\n".join(self.lines)
