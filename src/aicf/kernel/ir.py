@@ -160,8 +160,9 @@ class Rows:
     """The register blocks of row axis `axis`: the body runs for `step` rows at a time. Tiles of that axis that are first
     written inside the body live for one block only; the others are seen through the block's rows.
 
-    `ends` promises, for streamed axes, that lanes at or past a position contribute nothing to the block (under a causal mask: keys
-    past its last row), so a backend may leave them out. The expression is evaluated with `axis`' origin at the block's first row."""
+    `ends` promises, for streamed axes, that lanes at or past a position contribute nothing to the block (under a causal
+    mask: keys past its last row), so a backend may leave them out. The expression is evaluated with `axis`' origin at the
+    block's first row."""
 
     axis: str
     step: int

@@ -1,4 +1,4 @@
-"""Calling compiled code: arguments into an array of words, buffers from a pool, threads from `backends.threads`."""
+"""Calling compiled code: arguments into an array of words, buffers from a pool, threads from `threads.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from aicf.backends.llvm.codegen import Slots
 from aicf.backends.llvm.codegen.module import BUFFERS, HEADER, STRIDE
-from aicf.backends.threads import fork_address, run_workers
+from aicf.backends.llvm.threads import fork_address, run_workers
 from aicf.kernel import Kernel
 from aicf.scalar import DType, integer, is_float
 
