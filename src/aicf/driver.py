@@ -30,16 +30,19 @@ from aicf.mcir import (
 )
 from aicf.mcir.passes.streaming_lowering import derived, semantics
 from aicf.mcir.regions import Region
+from aicf.runtime.device import DeviceExecutable, gpu_builder
 from aicf.runtime.executable import ArrayRef, Executable, tile_counts
 from aicf.runtime.native import build_native
 from aicf.scalar import BYTES, Expr, integer, variables
 from aicf.schedule.schedule import Schedule
-from aicf.schedule.target import Target
+from aicf.schedule.target import GpuTarget, Target, named_target
 from aicf.semantic import Graph, Location, Node, print_node
 from aicf.streaming.recognise import Recognised
 
 Status = Literal["streamed", "declined", "refused"]
-STAGES = ("semantic", "mcir", "kernel", "llvm", "asm")
+CPU_STAGES = ("llvm", "asm")
+GPU_STAGES = ("triton", "ptx", "sass", "resources")
+STAGES = ("semantic", "mcir", "kernel", *CPU_STAGES, *GPU_STAGES)
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ class RegionResult:
     nodes: tuple[Node, ...] = ()
 
     def dump(self, stage: str) -> str:
-        """The region at a stage: semantic, mcir, kernel, llvm or asm. ValueError for another stage, and for stages that a region
-        that is not streamed never reached."""
+        """The region at one of STAGES. ValueError for another stage, for stages that a region that is not streamed never reached, and
+        for those of another kind of target."""
         if stage not in STAGES:
             raise ValueError(f"no stage {stage!r}: the stages are {', '.join(STAGES)}")
         if stage == "semantic":
@@ -96,6 +99,11 @@ class RegionResult:
         kernel = self.executable.kernel
         if stage == "kernel":
             return print_kernel(kernel)
+        if isinstance(self.executable, DeviceExecutable) != (stage in GPU_STAGES):
+            kind, own = ("GPU", GPU_STAGES) if isinstance(self.executable, DeviceExecutable) else ("CPU", CPU_STAGES)
+            raise ValueError(f"the kernel is for a {kind}, so there is no {stage} of it: its stages are {', '.join(own)}")
+        if isinstance(self.executable, DeviceExecutable):
+            return self.executable.dump(stage)
         built = llvm.build(kernel)
         return built.llvm if stage == "llvm" else built.asm
 
@@ -170,7 +178,7 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
         return result
     lower_attention_to_streaming(region, decision.schedule)
     validate_module(MCModule(regions=[region]))
-    executable = Executable(region, decision.schedule, build_native, decision.schedule.threads, _header(found, decision))
+    executable = _executable(region, decision, options.target, _header(found, decision))
     check_kernel(executable.kernel)
     result.status, result.reason = "streamed", decision.reason
     result.region, result.executable = region, executable
@@ -180,6 +188,14 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     result.bytes_streamed = working_bytes(executable.kernel) * decision.schedule.threads
     result.tiles = _static_tiles(executable, hints)
     return result
+
+
+def _executable(region: Region, decision: Decision, target: Target | str | None, header: tuple[str, ...]) -> Executable:
+    schedule = decision.schedule
+    machine = named_target(target) if isinstance(target, str) else target
+    if isinstance(machine, GpuTarget):
+        return DeviceExecutable(region, schedule, gpu_builder(schedule), 1, header, machine=machine)
+    return Executable(region, schedule, build_native, schedule.threads, header)
 
 
 def _header(found: Recognised, decision: Decision) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class Built(Protocol):
     def launcher(self) -> Launcher: ...
 
 
-Builder = Callable[[Kernel], Built]
+Builder = Callable[[Kernel], Any]  # a Built, or what `runtime.device` launches
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Executable:
     builder: Builder
     threads: int
     header: tuple[str, ...] = ()
-    _variants: dict[Layout, tuple[Kernel, Binding, Built]] = field(default_factory=dict[Layout, tuple[Kernel, Binding, Built]])
+    _variants: dict[Layout, tuple[Kernel, Binding, Any]] = field(default_factory=dict[Layout, tuple[Kernel, Binding, Any]])
     _plans: dict[tuple[object, ...], Plan] = field(default_factory=dict[tuple[object, ...], Plan])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -90,7 +90,7 @@ class Executable:
         """For each input the dimension that is contiguous, preferring the last; None when there is none."""
         return tuple(_unit(a) for a in inputs)
 
-    def variant(self, layout: Layout) -> tuple[Kernel, Binding, Built]:
+    def variant(self, layout: Layout) -> tuple[Kernel, Binding, Any]:
         """The kernel for a layout, built on first use."""
         found = self._variants.get(layout)
         if found is None:
@@ -125,7 +125,8 @@ class Executable:
         plan.launcher.call(words, self.threads)
 
     def _plan(self, inputs: Sequence[ArrayRef], outputs: Sequence[ArrayRef], sizes: Sequence[int]) -> Plan:
-        kernel, _, built = self.variant(self.layout(inputs))
+        kernel, _, made = self.variant(self.layout(inputs))
+        built: Built = made
         bound = self.sizes(dict(zip(self.symbols, sizes, strict=True)))
         names = (*self.input_names, *self.output_names)
         tensors = {n: (0, tuple(a.strides)) for n, a in zip(names, (*inputs, *outputs), strict=True)}

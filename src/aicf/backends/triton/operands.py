@@ -108,22 +108,26 @@ class Operands:
     def _at_least(self, reference: Var, score: Expr) -> bool:
         """Whether a tile is the maximum of `score` taken in (or 0 where there is none)."""
 
+        seen = {reference.name}
+
         def maxima(e: Expr) -> bool:
             match e:
                 case Call(fn="where", args=(Call(fn="eq"), Const(), kept)):
                     return maxima(kept)
                 case Call(fn="max"):
                     return any(maxima(a) for a in e.args)
-                case Var():
+                case Var() if e.name not in seen:
+                    seen.add(e.name)
                     reduced = self.reduces.get(e.name, [])
                     if reduced:
                         return all(r.op == "max" and r.expr is score for r in reduced)
                     mapped = self.maps.get(e.name, [])
-                    return e.name != reference.name and bool(mapped) and any(maxima(m) for m in mapped)
+                    return bool(mapped) and all(maxima(m) for m in dict.fromkeys(mapped))
                 case _:
                     return False
 
-        return any(maxima(m) for m in self.maps.get(reference.name, []))
+        mapped = self.maps.get(reference.name, [])
+        return bool(mapped) and all(maxima(m) for m in dict.fromkeys(mapped))
 
 
 def _flows(body: Iterable[object]) -> dict[str, set[str]]:

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from aicf.backends.triton.launch import interpreting
 from aicf.driver import RegionResult
+from aicf.runtime.device import DeviceExecutable
 from aicf.runtime.executable import ArrayRef, Executable
-from aicf.scalar import Const, show, variables
+from aicf.scalar import Const, DType, show, variables
 from aicf.semantic import Node, print_node
 
 from .symbols import TORCH_DTYPE
@@ -30,7 +32,7 @@ Shape = Callable[..., tuple[Any, ...]]
 class Entry:
     """A region that can be called: its executable, which of the given sizes that takes, and how to make its outputs."""
 
-    run: Callable[[Sequence[ArrayRef], Sequence[ArrayRef], Sequence[int]], None]
+    executable: Executable
     picks: tuple[int, ...]
     outputs: tuple[tuple[Shape, torch.dtype], ...]
 
@@ -50,14 +52,10 @@ def register(result: RegionResult) -> int:
     assert executable is not None
     names = size_names(result)
     outputs = tuple((_shape(node, names), TORCH_DTYPE[node.type.dtype]) for node in result.outputs)
-    entry = Entry(_runner(executable), tuple(names.index(n) for n in result.size_names), outputs)
+    entry = Entry(executable, tuple(names.index(n) for n in result.size_names), outputs)
     handle = _content(result)
     _ENTRIES[handle] = entry
     return handle
-
-
-def _runner(executable: Executable) -> Callable[..., None]:
-    return executable.run
 
 
 def _content(result: RegionResult) -> int:
@@ -86,12 +84,36 @@ def _shape(node: Node, names: Sequence[str]) -> Shape:
 
 def _run(handle: int, inputs: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
     entry = _ENTRIES[handle]
+    if isinstance(entry.executable, DeviceExecutable):
+        return _launch(entry, entry.executable, inputs, sizes)
     made = [torch.empty(shape(*sizes), dtype=dtype) for shape, dtype in entry.outputs]
-    entry.run(
+    entry.executable.run(
         [ArrayRef(t.data_ptr(), t.shape, t.stride()) for t in inputs],
         [ArrayRef(t.data_ptr(), t.shape, t.stride()) for t in made],
         [sizes[k] for k in entry.picks],
     )
+    return made
+
+
+def _launch(entry: Entry, executable: DeviceExecutable, inputs: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
+    """On the inputs' device and its current stream; all memory from PyTorch's allocator; nothing waits."""
+    device = inputs[0].device
+    if device.type == "cpu" and not interpreting():
+        raise RuntimeError(
+            "this kernel is for a GPU and its tensors are on the CPU: give CUDA tensors, leave the option `target` out to run on the "
+            "CPU, or set TRITON_INTERPRET=1 before Triton is imported to run it in Triton's interpreter"
+        )
+
+    def empty(shape: tuple[int, ...], dtype: DType) -> torch.Tensor:
+        return torch.empty(shape, dtype=TORCH_DTYPE[dtype], device=device)
+
+    made = [torch.empty(shape(*sizes), dtype=dtype, device=device) for shape, dtype in entry.outputs]
+    chosen = [sizes[k] for k in entry.picks]
+    if device.type == "cpu":
+        executable.launch(inputs, made, chosen, empty)
+        return made
+    with torch.cuda.device(device):
+        executable.launch(inputs, made, chosen, empty)
     return made
 
 
@@ -105,5 +127,6 @@ _LIBRARY.define(
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
 )
 _LIBRARY.impl("region", _run, "CPU")
+_LIBRARY.impl("region", _run, "CUDA")
 torch.library.register_fake("aicf::region", _fake, lib=_LIBRARY)
 REGION = torch.ops.aicf.region.default

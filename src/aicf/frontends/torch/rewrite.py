@@ -4,8 +4,8 @@
     %p = softmax(%scores, -1)                  ->     %o = getitem(%region, 0)
     %o = matmul(%p, %v)
 
-Everything else keeps its order. A region whose inputs or outputs are changed in place at the wrong time is left alone, with a
-reason.
+Everything else keeps its order. An input that is changed in place before the region can be called is copied while it is whole;
+a region whose outputs are changed in place at the wrong time is left alone, with a reason.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from aicf.driver import RegionResult
+from aicf.runtime.device import DeviceExecutable
 from aicf.semantic import Node
 
 from .locations import location_of
@@ -38,11 +39,13 @@ class CannotPlace(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a region is called: after position `at`, reading `inputs`, making `outputs`."""
+    """Where a region is called: after position `at`, reading `inputs`, making `outputs`. `copied`: which inputs are copied, and
+    after which position, because they are changed before `at`."""
 
     at: int
     inputs: list[torch.fx.Node]
     outputs: list[torch.fx.Node]
+    copied: dict[torch.fx.Node, int]
 
 
 def misplaced(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[RegionResult]) -> set[Node]:
@@ -53,7 +56,7 @@ def misplaced(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[Regi
     for result in results:
         if result.status == "streamed":
             try:
-                _plan(reading, nodes, result)
+                _plan(reading, nodes, result, copies=False)
             except CannotPlace as no:
                 if no.node.op != "input":
                     found.add(no.node)
@@ -72,7 +75,7 @@ def rewrite(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[Region
         if result.status != "streamed":
             continue
         try:
-            place = _plan(reading, nodes, result)
+            place = _plan(reading, nodes, result, copies=True)
         except CannotPlace as no:
             result.status, result.reason, result.executable = "refused", str(no), None
         else:
@@ -88,19 +91,20 @@ def rewrite(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[Region
     return placed
 
 
-def _plan(reading: Reading, nodes: list[torch.fx.Node], result: RegionResult) -> Place:
+def _plan(reading: Reading, nodes: list[torch.fx.Node], result: RegionResult, copies: bool) -> Place:
     at = max((k for k, n in enumerate(nodes) if n.op == "placeholder"), default=0)
     starts = {node: min(_start(reading, a) for a in reading.anchors[node]) for node in result.inputs}
     last = max(starts, key=lambda n: starts[n])
     at = max(at, starts[last])
-    inputs = [_held(reading, node, at, last) for node in result.inputs]
+    copied: dict[torch.fx.Node, int] = {}
+    inputs = [_held(reading, node, at, last, copied if copies else None) for node in result.inputs]
     outputs = [_replaceable(reading, nodes, node, at) for node in result.outputs]
     for node, fx in zip([*result.inputs, *result.outputs], [*inputs, *outputs], strict=True):
-        _on_cpu(node, fx)
+        _on_device(result, node, fx)
     for name in size_names(result):
         if name not in reading.sizes:
             raise CannotPlace(f"size {name} is in no input's shape", result.outputs[0])
-    return Place(at, inputs, outputs)
+    return Place(at, inputs, outputs, copied)
 
 
 def _apply(
@@ -111,7 +115,8 @@ def _apply(
     place: Place,
     new: dict[torch.fx.Node, torch.fx.Node],
 ) -> None:
-    at, inputs, outputs = place.at, place.inputs, place.outputs
+    at, outputs = place.at, place.outputs
+    inputs = [_copy(gm, new.get(i, nodes[place.copied[i]]), new.get(i, i)) if i in place.copied else new.get(i, i) for i in place.inputs]
     sizes: list[torch.fx.Node | int] = []
     last = nodes[at]
     for name in size_names(result):
@@ -120,7 +125,7 @@ def _apply(
         sizes.append(size)
         last = size if isinstance(size, torch.fx.Node) and size.op == "call_function" and size not in nodes else last
     with gm.graph.inserting_after(last):
-        call = gm.graph.call_function(REGION, (register(result), [new.get(i, i) for i in inputs], sizes))
+        call = gm.graph.call_function(REGION, (register(result), inputs, sizes))
     call.meta = {k: v for k, v in outputs[0].meta.items() if k in ("stack_trace", "seq_nr", "from_node")}
     last = call
     for k, old in enumerate(outputs):
@@ -138,12 +143,25 @@ def _start(reading: Reading, a: Anchor) -> int:
     return max(a.since, reading.positions[a.fx])
 
 
-def _held(reading: Reading, node: Node, at: int, last: Node) -> torch.fx.Node:
-    """An FX node that holds the tensor of `node` right after position `at`, where `last` is there as well."""
+def _held(reading: Reading, node: Node, at: int, last: Node, copied: dict[torch.fx.Node, int] | None) -> torch.fx.Node:
+    """An FX node that holds the tensor of `node` right after position `at`, where `last` is there as well, or one that held it
+    before, to be noted in `copied` if that is allowed."""
     for a in reading.anchors[node]:
         if _start(reading, a) <= at < a.until:
             return a.fx
+    for a in reading.anchors[node] if copied is not None else []:
+        if _start(reading, a) < a.until and a.fx not in copied:
+            copied[a.fx] = _start(reading, a)
+            return a.fx
     raise CannotPlace(f"{node.name} is changed in place before {last.name}, which the region needs too, exists", last)
+
+
+def _copy(gm: torch.fx.GraphModule, after: torch.fx.Node, source: torch.fx.Node) -> torch.fx.Node:
+    """A copy of `source` as it is right after the node `after`."""
+    with gm.graph.inserting_after(after):
+        made = gm.graph.call_function(torch.ops.aten.clone.default, (source,))
+    made.meta = dict(source.meta)
+    return made
 
 
 def _replaceable(reading: Reading, nodes: list[torch.fx.Node], node: Node, at: int) -> torch.fx.Node:
@@ -177,10 +195,15 @@ def _derived(node: torch.fx.Node, source: torch.fx.Node) -> bool:
     return True
 
 
-def _on_cpu(node: Node, fx: torch.fx.Node) -> None:
+def _on_device(result: RegionResult, node: Node, fx: torch.fx.Node) -> None:
+    """CPU kernels take CPU tensors; GPU kernels take CUDA tensors (and CPU tensors where Triton interprets them)."""
     value = fx.meta.get("val")
-    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-        raise CannotPlace(f"{node.name} is on {value.device}: only CPU tensors are taken for now", node)
+    if not isinstance(value, torch.Tensor):
+        return
+    kind = value.device.type
+    on_gpu = isinstance(result.executable, DeviceExecutable)
+    if kind != ("cuda" if on_gpu else "cpu") and not (on_gpu and kind == "cpu"):
+        raise CannotPlace(f"{node.name} is on {value.device}, the kernel is for a {'GPU' if on_gpu else 'CPU'}", node)
 
 
 def _size(gm: torch.fx.GraphModule, reading: Reading, name: str) -> torch.fx.Node | int:
