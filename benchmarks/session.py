@@ -17,8 +17,8 @@ from benchmarks import contenders, zoo
 
 @dataclass
 class Result:
-    """What one model showed. `errors`: (max, mean) against float64 by contender; `scale`: the largest value; `first_call`: seconds
-    to the first result, compilation included; `own`: AICF's part of it."""
+    """What one model showed. `errors`: (max, mean) against float64 by contender; `scale`: the largest value; `first_call`:
+    seconds to the first result, compilation included; `own`: AICF's part of it."""
 
     report: Report
     errors: dict[str, tuple[float, float]]

@@ -24,11 +24,22 @@ def cast(e: Expr, dtype: DType) -> Expr:
     return raw("cast", (e,), dtype)
 
 
+_MADE: dict[tuple[str | Expr, ...], Expr] = {}  # what `call` gave; the layers of a model ask for the same again and again
+
+
 def call(fn: str, *args: Expr) -> Expr:
     """`fn` of `args`, operands promoted to their common type, constants folded, integers normalised.
 
     Raises KeyError for a function outside the table and TypeError for a wrong number of operands.
     """
+    key = (fn, *args)
+    found = _MADE.get(key)
+    if found is None:
+        found = _MADE[key] = _call(fn, *args)
+    return found
+
+
+def _call(fn: str, *args: Expr) -> Expr:
     row = FUNCTIONS[fn]
     if len(args) != row.arity:
         raise TypeError(f"{fn} takes {row.arity} operands, got {len(args)}")
