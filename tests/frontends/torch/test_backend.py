@@ -209,7 +209,7 @@ def test_an_input_that_is_gone_when_another_appears_is_read_earlier() -> None:
     same(fn, *qkv())
 
 
-def test_inputs_changed_at_the_wrong_time_are_refused() -> None:
+def test_an_input_changed_at_the_wrong_time_is_copied() -> None:
     """K is gone when V, which nothing can compute in a region, appears: no place in the graph has both."""
 
     def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -217,9 +217,7 @@ def test_inputs_changed_at_the_wrong_time_are_refused() -> None:
         k.zero_()
         return p @ v.cumsum(-1)
 
-    compiled = same(fn, *qkv(), streams=False)
-    assert compiled.statuses == ["refused"]
-    assert "changed in place" in compiled.reasons[0]
+    same(fn, *qkv())
 
 
 def test_arguments_that_are_views_of_one_buffer() -> None:
@@ -387,3 +385,14 @@ def test_empty_tensors() -> None:
         args = qkv(n, m)
         compiled = Compiled(attention)
         close(compiled(*args), attention(*args))
+
+
+def test_a_mask_made_under_vmap_is_seen() -> None:
+    """What vmap computes is not seen whole; the trace must not take it for a constant whose value it does not know."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        n = torch.arange(q.shape[-2])
+        mask = torch.vmap(torch.vmap(lambda i, j: (i - j).abs() < 7, (None, 0)), (0, None))(n, n)
+        return (q @ k.transpose(-2, -1) / 4.0).masked_fill(~mask, -torch.inf).softmax(-1) @ v, mask + 0.0
+
+    same(fn, *qkv())

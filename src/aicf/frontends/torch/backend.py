@@ -60,6 +60,8 @@ def backend_options(options: Mapping[str, Any] | None) -> BackendOptions:
     if set(given) - known:
         unknown = ", ".join(sorted(set(given) - known))
         raise ValueError(f"unknown option {unknown}: the options are {', '.join(sorted(known | {'require', 'rest'}))}")
+    if given.get("threads") is None:
+        given["threads"] = torch.get_num_threads()
     return BackendOptions(Options(**given), require, rest, report)
 
 

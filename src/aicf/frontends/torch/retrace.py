@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
@@ -34,6 +34,11 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
 
     cast = _autocast_devices(gm)
     traced = trace(torch.fx.Interpreter(gm).run, mode, fakes, pre_dispatch=not cast)
+    if not cast and _lost(traced):
+        # torch.vmap and its like come after the point at which composite ops are seen whole.
+        traced = trace(torch.fx.Interpreter(gm).run, mode, fakes, pre_dispatch=False)
+    if lost := _lost(traced):
+        raise RuntimeError(f"tracing the graph again loses where {', '.join(lost)} is computed")
     _check_results(gm, traced)
     if cast:
         _without_autocast(traced, cast)
@@ -70,6 +75,12 @@ def _without_autocast(traced: torch.fx.GraphModule, devices: Sequence[str]) -> N
             entered = traced.graph.call_function(_enter_autocast, (device, None, False, None))
         with traced.graph.inserting_before(nodes[-1]):
             traced.graph.call_function(_exit_autocast, (entered,))
+
+
+def _lost(traced: torch.fx.GraphModule) -> list[str]:
+    """Results that the trace took for constants without their values being known: it did not see what computes them."""
+    constants = [n for n in traced.graph.nodes if n.op == "get_attr"]
+    return [n.name for n in constants if isinstance(getattr(traced, str(n.target), None), FakeTensor)]
 
 
 def _check_results(gm: torch.fx.GraphModule, traced: torch.fx.GraphModule) -> None:

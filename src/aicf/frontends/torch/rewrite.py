@@ -116,7 +116,10 @@ def _apply(
     new: dict[torch.fx.Node, torch.fx.Node],
 ) -> None:
     at, outputs = place.at, place.outputs
-    inputs = [_copy(gm, new.get(i, nodes[place.copied[i]]), new.get(i, i)) if i in place.copied else new.get(i, i) for i in place.inputs]
+    inputs = [new.get(i, i) for i in place.inputs]
+    for k, i in enumerate(place.inputs):
+        if i in place.copied:
+            inputs[k] = _copy(gm, new.get(i, nodes[place.copied[i]]), inputs[k])
     sizes: list[torch.fx.Node | int] = []
     last = nodes[at]
     for name in size_names(result):

@@ -1,0 +1,141 @@
+"""aicf.compile and aicf.explain, as a person calls them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import aicf
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Plain attention."""
+    return (q @ k.transpose(-2, -1) / 4.0).softmax(-1) @ v
+
+
+def talking_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = torch.einsum("bhij,hg->bgij", q @ k.transpose(-2, -1), torch.eye(3) + 0.1)
+    return s.softmax(-1) @ v
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Any:
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def qkv() -> tuple[Tensor, ...]:
+    return tuple(torch.randn(2, 3, 64, 16) for _ in range(3))
+
+
+def test_import_is_light() -> None:
+    code = "import sys, aicf; print(sorted({'torch', 'numpy', 'llvmlite'} & set(sys.modules)), dir(aicf)[-2:])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("[]"), done.stdout + done.stderr
+    with pytest.raises(AttributeError, match="no attribute 'compiel'; it has NotStreamed, Report, compile, explain"):
+        aicf.compiel  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_function_stays_a_function(qkv: tuple[Tensor, ...]) -> None:
+    fast = aicf.compile(attention, fuse="always", require="streamed")
+    assert fast.__doc__ == "Plain attention."
+    torch.testing.assert_close(fast(*qkv), attention(*qkv), rtol=1e-5, atol=1e-5)
+
+
+def test_a_module_stays_a_module(qkv: tuple[Tensor, ...]) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = torch.nn.Linear(16, 16)
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attention(self.project(q), k, v)
+
+    model = Model()
+    fast = aicf.compile(model, fuse="always", require="streamed")
+    assert isinstance(fast, torch.nn.Module)
+    assert len(list(fast.parameters())) == 2
+    torch.testing.assert_close(fast(*qkv), model(*qkv), rtol=1e-5, atol=1e-5)
+
+
+def test_require_streamed_raises_with_the_reason(qkv: tuple[Tensor, ...]) -> None:
+    with pytest.raises(aicf.NotStreamed, match=r"1 attention.*\n.*test_api\.py:\d+ in talking_heads.*refused: ") as raised:
+        aicf.compile(talking_heads, require="streamed")(*qkv)
+    assert len(raised.value.regions) == 1
+
+
+def test_schedule_and_threads_are_taken(qkv: tuple[Tensor, ...]) -> None:
+    fast = aicf.compile(attention, fuse="always", schedule={"tile_n": 32}, threads=1)
+    torch.testing.assert_close(fast(*qkv), attention(*qkv), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "part"),
+    [
+        (lambda: aicf.compile(3), TypeError, "takes a function or a torch.nn.Module, got int"),
+        (lambda: aicf.explain(None), TypeError, "takes a function or a torch.nn.Module, got NoneType"),
+        (lambda: aicf.compile(attention, fuse="never"), ValueError, "fuse='never'"),  # type: ignore[arg-type]
+        (lambda: aicf.compile(attention, require=True), ValueError, "require=True"),  # type: ignore[arg-type]
+        (lambda: aicf.compile(attention, threads=0), ValueError, "threads=0"),
+    ],
+)
+def test_errors_are_for_people(call: Any, error: type[Exception], part: str) -> None:
+    with pytest.raises(error, match=part):
+        call()
+
+
+def test_explain(qkv: tuple[Tensor, ...]) -> None:
+    big = tuple(torch.randn(1, 4, 1024, 16) for _ in range(3))
+    report = aicf.explain(attention, *big)
+    assert isinstance(report, aicf.Report)
+    (region,) = report.regions
+    assert region.status == "streamed"
+    assert region.source is not None and region.source.file == __file__ and region.source.function == "attention"
+    assert region.tiles is not None and region.tiles["full"] > 0
+    assert region.bytes_unfused is not None and region.bytes_unfused >= 4 * 1024 * 1024 * 4
+    text = str(report)
+    for part in ("1 attention in 1 graph: 1 streamed", "test_api.py", "tiles", "MiB unfused", "tile_m"):
+        assert part in text
+    for stage in ("semantic", "mcir", "kernel", "llvm", "asm"):
+        assert report.dump(stage)
+    with pytest.raises(ValueError, match="no stage 'brain'"):
+        report.dump("brain")
+
+
+def test_explain_of_a_refusal(qkv: tuple[Tensor, ...]) -> None:
+    report = aicf.explain(talking_heads, *qkv)
+    (region,) = report.regions
+    assert region.status == "refused"
+    assert region.reason in str(report)
+    assert "why not" in str(report)
+    with pytest.raises(ValueError, match="nothing streams"):
+        report.dump("kernel")
+
+
+def test_explain_of_a_gradient(qkv: tuple[Tensor, ...]) -> None:
+    with torch.enable_grad():
+        report = aicf.explain(attention, *(x.requires_grad_() for x in qkv))
+    assert [r.status for r in report.regions] == ["refused"]
+    assert "torch.no_grad()" in str(report)
+
+
+def test_explain_names_graph_breaks(qkv: tuple[Tensor, ...]) -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        first = attention(q, k, v)
+        torch._dynamo.graph_break()
+        return attention(first, k, v)
+
+    report = aicf.explain(fn, *qkv)
+    assert len(report.graphs) == 2
+    assert "graph break: " in str(report)
+
+
+def test_explain_of_no_attention() -> None:
+    assert str(aicf.explain(lambda x: x + 1, torch.randn(3))) == "no attention found in 1 graph\n"
