@@ -81,9 +81,9 @@ def table(result: Result) -> list[str]:
     lines = [f"  {'':16}{'best time':>12}{'':>14}{'extra peak memory':>22}"]
     for title, m in result.measured.items():
         ratio = "" if title == "aicf" else f"({m.seconds / mine.seconds:.2f} x aicf)"
-        lines.append(f"  {title:16}{m.seconds * 1e3:9.1f} ms{ratio:>15}  {_memory(m.peak):>20}")
+        lines.append(f"  {title:16}{m.seconds * 1e3:9.1f} ms{ratio:>15}  {memory(m.peak):>20}")
     return lines
 
 
-def _memory(peak: int | None) -> str:
+def memory(peak: int | None) -> str:
     return "not measured" if peak is None else f"{peak / 2**20:.1f} MiB"
