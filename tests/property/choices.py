@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
-SHARED = 6  # neighbouring seeds that draw the same structure and differ in sizes and data
+SHARED = 16  # neighbouring seeds that draw the same structure and differ in sizes and data
 
 
 class Choices:

@@ -93,7 +93,7 @@ class _Writer:
         c = self.c
         self.dtype = c.pick("dtype", "f32", "f16", "bf16", often=4)
         self.family = c.pick("family", "plain", "sdpa", often=9)
-        self.symbolic = self.family == "plain" and c.flag("symbolic", 0.05)
+        self.symbolic = self.family == "plain" and c.flag("symbolic", 0.5)
         self._sizes()
         self._operands()
         self.line("i, j = torch.arange(n)[:, None], torch.arange(m)[None, :]" if c.flag("positions first", 0.5)
@@ -130,23 +130,25 @@ class _Writer:
             m = n
         h = kv_heads * group
         if self.symbolic:
+            # What is traced holds for all sizes of the same kind: none is 1, and lengths differ or are the same for all.
             n, m, b = max(n, 2), max(m, 2), max(b, 2)
-            m = m + 1 if m == n else m
+            same = c.flag("same length", 0.35)
+            m = n if same else m + 1 if m == n else m
         if b * h * n * m > WORK:
             b = 2 if self.symbolic else 1
         while b * h * n * m > WORK:
-            n, m = (n // 2, m) if n > m else (n, m // 2)
+            n, m = (n // 2, m // 2) if n == m else (n // 2, m) if n > m else (n, m // 2)
         self.size = {"b": b, "h": h, "hk": kv_heads, "g": group, "n": n, "m": m, "d": d, "dv": dv}
 
     def _schedule(self) -> dict[str, Any]:
         c = self.c
         if not c.flag("own schedule", 0.85):
             return {}
-        rows = c.pick("rows", 2, 1, 3, 4, 6)
+        rows = c.pick("rows", 2, 1, 3, 6, often=4)
         order = c.pick("order", "q_major", "kv_major", often=5)
         split = 1 if order == "kv_major" else c.pick("split", 1, 2, 3, often=6)
         tile_m = rows * c.number("row blocks", 1, 4) + c.pick("odd rows", 0, 1, often=4)
-        return {"tile_m": tile_m, "tile_n": c.pick("tile n", 16, 8, 32, 11, 24), "rows": rows, "order": order, "kv_split": split}
+        return {"tile_m": tile_m, "tile_n": c.pick("tile n", 16, 8, 11, 32, often=4), "rows": rows, "order": order, "kv_split": split}
 
     # ------------------------------------------------------------------------------------ inputs
 
@@ -163,7 +165,7 @@ class _Writer:
 
     def _operands(self) -> None:
         c, z = self.c, self.size
-        packed = z["n"] == z["m"] and z["d"] == z["dv"] and z["g"] == 1 and self.c.flag("packed", 0.25) and self._same_everywhere()
+        packed = c.flag("same length", 0.35) and z["d"] == z["dv"] and z["g"] == 1 and c.flag("packed", 0.25)
         loud = c.pick("data loud", 1.0, 3.0, 0.1, 10.0, often=6)
         far = c.pick("data far values", 0.0, 20.0, often=8)
         if packed:
@@ -183,10 +185,6 @@ class _Writer:
             self._operand("v", "hk", "m", "dv", 1.0, far)
         self.line("b, h, n, d = q.shape")
         self.line("hk, m, dv = v.shape[-3:]")
-
-    def _same_everywhere(self) -> bool:
-        """Packing makes lengths equal: that is then so for all sizes of the structure."""
-        return self.c.overrides.get("same length", 1) != 0 and not self.symbolic
 
     def _operand(self, name: str, h: str, n: str, d: str, scale: float, offset: float) -> None:
         """q, k or v as a caller may hold it."""

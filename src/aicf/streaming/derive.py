@@ -212,7 +212,14 @@ def _sum(s: _States, name: str, body: Expr) -> Expr:
         for me in [var(name, dtype), *(g for g, _, _ in parts if len(parts) == 1)]:
             c.positive.add(me)
             c.covers[me] = [s.terms[g] for g, _, rest in parts if rest == Term()]
-    return _chosen(c, [(t, product(Term(powers=((g, 1),)), rest), _outer(t, rest)) for g, t, rest in parts], dtype)
+    return _chosen(c, [(t, _restored(g, rest), _outer(t, rest)) for g, t, rest in parts], dtype)
+
+
+def _restored(g: Var, rest: Term) -> Term:
+    """The carried sum `g` times its hoisted factor. A sum divided by itself stays written: it is 1, or NaN where `g` is 0 or NaN."""
+    if rest == Term(powers=((g, -1),)):
+        return Term(powers=((call("div", g, g), 1),))
+    return product(Term(powers=((g, 1),)), rest)
 
 
 def _outer(t: Term, rest: Term) -> Term:

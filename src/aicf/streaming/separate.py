@@ -15,7 +15,7 @@ from typing import Literal
 
 from aicf.scalar import Call, Const, Expr, Var, call, children, const, is_float, promote, rebuild
 from aicf.streaming.context import IDENTITY, RANK_LIMIT, Context, Extremum, Refused, matching, new_base, positive
-from aicf.streaming.terms import LN2, Term, add_up, inverse, merge, product, scaled, to_expr
+from aicf.streaming.terms import LN2, Term, add_up, inverse, key, merge, product, scaled, to_expr
 
 # ------------------------------------------------------------------------------------------------ sums
 
@@ -73,6 +73,10 @@ def _separate(c: Context, e: Expr, mode: Mode) -> list[Term]:
                 return _exponential(c, a, LN2)
             case "pow", (a, Const() as n) if n.value == int(n.value) and 2 <= abs(n.value) <= RANK_LIMIT and (mixed or x):
                 return _power(c, e, a, int(n.value))
+            case "where", _ if rho and not x and mode != "factors":
+                shared = _shared_addends(c, e, mode)
+                if shared:
+                    return shared
             case "cast", (a,) if is_float(e.dtype) and not x and is_float(a.dtype):
                 # Between carried states and results everything is computed in one wide type.
                 if rho or promote(a.dtype, e.dtype) == e.dtype:
@@ -87,6 +91,19 @@ def _separate(c: Context, e: Expr, mode: Mode) -> list[Term]:
             return separate(c, simpler, mode)
         e = simpler
     return [Term(powers=((e, 1),))]
+
+
+def _shared_addends(c: Context, e: Call, mode: Mode) -> list[Term]:
+    """`where(k, m, m + log(l))` as `m + where(k, 0, log(l))`: what both sides add stands outside, where an exponential finds it
+    (a log-sum-exp is spelled so). Nothing when they share no addend."""
+    condition, a, b = e.args
+    sides = [separate(c, x, mode) for x in (a, b)]
+    both = [t for t in sides[0] if any(t.coef == u.coef and key(t) == key(u) for u in sides[1])]
+    if not both:
+        return []
+    rest = [add_up([t for t in side if all(key(t) != key(u) for u in both)], e.dtype) for side in sides]
+    chosen = canon(c, call("where", condition, *rest))
+    return both if isinstance(chosen, Const) and chosen.value == 0 else [*both, Term(powers=((chosen, 1),))]
 
 
 def _constant(e: Const) -> list[Term]:
@@ -157,9 +174,31 @@ def _exponential(c: Context, a: Expr, scale: float) -> list[Term]:
             chosen = [call("exp", call("mul", factor, b)) for b in part.args[1:]]
             out = _products(c, part, out, separate(c, call("where", part.args[0], *chosen)))
             continue
-        for t in separate(c, part, "all"):
+        for t in _around_extremum(c, part, separate(c, part, "all")):
             out = _products(c, part, out, [_raise_e(c, scaled(t, sign), part)])
     return out
+
+
+def _around_extremum(c: Context, part: Expr, terms: list[Term]) -> list[Term]:
+    """An addend of the row that is a running extremum B and more, as B and what its value is away from B.
+
+    `exp(s - lse)` with `lse = m + log(l)` is not `exp(s - m) / l` where m is so large that log(l) is rounded away (a row that is
+    masked everywhere with the smallest number): the sum is rounded here as the source rounds it.
+    """
+    found = [t.powers[0][0] for t in terms if t.plain and t.coef == 1 and len(t.powers) == 1 and t.powers[0][1] == 1]
+    bases = [b for b in found if b in c.bases and is_float(b.dtype)]
+    if c.has_x(part) or len(terms) < 2 or len(bases) != 1:
+        return terms
+    return [Term(powers=((bases[0], 1),)), Term(powers=((_away(canon(c, part), bases[0]), 1),))]
+
+
+def _away(e: Expr, base: Expr) -> Expr:
+    """`e - base`, 0 where e is chosen to be the base itself (which may be infinite)."""
+    if isinstance(e, Call) and e.fn == "where":
+        return call("where", e.args[0], *(_away(side, base) for side in e.args[1:]))
+    return const(0, e.dtype) if e is base else call("sub", e, base)
+
+
 
 
 def _raise_e(c: Context, t: Term, where: Expr) -> Term:
