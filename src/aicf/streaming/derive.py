@@ -94,8 +94,7 @@ def derive(
         try:
             value = _reduction(state, r, body)
         except Refused as no:
-            named: dict[Expr, Expr] = {value: name for name, value in c.values.items() if isinstance(value, Var)}
-            return NotSeparable(no.reason, substitute(no.where, named), r.name)
+            return NotSeparable(no.reason, substitute(no.where, _source_names(c)), r.name)
         name = var(r.name, "bool" if r.op in ("any", "all") else _wide(body.dtype, dtype))
         types[r.name] = name.dtype
         value = cast(value, name.dtype)
@@ -117,6 +116,16 @@ def derive(
         done = {n: substitute(e, named) for n, e in done.items() if n != name}
         results = {n: substitute(e, named) for n, e in results.items()}
     return _assembled(state, done, _empty_rows(state, done, results), stream, tuple(atoms))
+
+
+def _source_names(c: Context) -> dict[Expr, Expr]:
+    """Carried values in the source's names: B_m is m, and an extremum that starts from c is max(c, m)."""
+    named: dict[Expr, Expr] = {value: name for name, value in c.values.items() if isinstance(value, Var)}
+    for base, found in c.bases.items():
+        alike = next((n for v, n in named.items() if v in c.bases and c.bases[v].body is found.body), None)
+        if base not in named and alike is not None:
+            named[base] = alike if found.init is None else call(found.op, found.init, alike)
+    return named
 
 
 def _check(cascade: Sequence[Reduction], outputs: Mapping[str, Expr], stream: Var, atoms: Sequence[Var]) -> None:
