@@ -5,6 +5,7 @@ Nothing is downloaded: `transformers` builds each from its configuration. Weight
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 def hide_broken_torchvision() -> None:
     """A torchvision that was made for another PyTorch fails to import, and transformers, which needs none here, with it."""
     try:
-        import torchvision  # noqa: F401
+        importlib.import_module("torchvision")
     except ImportError:
         pass
     except Exception:
@@ -39,6 +40,7 @@ from transformers import (  # noqa: E402
 from transformers import logging as transformers_log  # noqa: E402
 
 Inputs = dict[str, Any]
+EAGER: dict[str, Any] = {"attn_implementation": "eager"}
 
 
 @dataclass(frozen=True)
@@ -54,24 +56,24 @@ def _bert() -> tuple[torch.nn.Module, Inputs]:
     ids = torch.randint(1000, 30000, (2, 512))
     mask = torch.ones(2, 512, dtype=torch.int64)
     mask[1, 384:] = 0  # the second text is shorter
-    return BertModel(BertConfig(attn_implementation="eager")), {"input_ids": ids, "attention_mask": mask}
+    return BertModel(BertConfig(**EAGER)), {"input_ids": ids, "attention_mask": mask}
 
 
 def _gpt2() -> tuple[torch.nn.Module, Inputs]:
-    config = GPT2Config(attn_implementation="eager", use_cache=False)
+    config = GPT2Config(use_cache=False, **EAGER)
     return GPT2Model(config), {"input_ids": torch.randint(0, config.vocab_size, (1, 1024))}
 
 
 def _llama() -> tuple[torch.nn.Module, Inputs]:
     config = LlamaConfig(
         hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12, num_key_value_heads=4,
-        vocab_size=32000, max_position_embeddings=2048, attn_implementation="eager", use_cache=False,
+        vocab_size=32000, max_position_embeddings=2048, use_cache=False, **EAGER,
     )  # fmt: skip
     return LlamaModel(config), {"input_ids": torch.randint(0, config.vocab_size, (1, 1024))}
 
 
 def _vit() -> tuple[torch.nn.Module, Inputs]:
-    return ViTModel(ViTConfig(attn_implementation="eager")), {"pixel_values": torch.randn(2, 3, 224, 224)}
+    return ViTModel(ViTConfig(**EAGER)), {"pixel_values": torch.randn(2, 3, 224, 224)}
 
 
 MODELS: dict[str, Entry] = {
