@@ -17,14 +17,15 @@ from aicf.streaming.pull import output_index, step
 
 CONTRACTIONS = ("matmul", "einsum")
 CREATED = ("scalar", "iota")
-EXPONENTIALS = ("softmax", "log_softmax", "logsumexp", "exp", "exp2", "expm1")
+SOFTMAXES = ("softmax", "log_softmax", "logsumexp")
+EXPONENTIALS = ("exp", "exp2", "expm1")
 
 
 @dataclass
 class Candidate:
     """A value contraction, the variable it sums over, which operand is P, the row variables that only P has, the score
-    contractions below P, and the contractions that mix P's rows (`blocked`). `softmax_like`: exponentials of the scores
-    are normalised on the way (and not, as by a norm between two linear layers, the scores themselves)."""
+    contractions below P, and the contractions that mix P's rows (`blocked`). `softmax_like`: exponentials of
+    the scores are taken on the way (and the scores not only normalised, as by a norm between two linear layers)."""
 
     node: Node
     at: At
@@ -76,7 +77,8 @@ def two_axis(at: At, stream: Collection[Var], rows: frozenset[Var]) -> bool:
 def _walk(c: Candidate, node: Node, at: At, seen: set[tuple[Node, At]]) -> None:
     """Collects the score contractions that P's element depends on at (i, j), through element-wise ops, views and softmaxes."""
     stack = [(node, at)]
-    reduces = exponential = False
+    users: dict[Node, list[Node]] = {}
+    whole = False
     while stack:
         node, at = stack.pop()
         if (node, at) in seen:
@@ -95,10 +97,24 @@ def _walk(c: Candidate, node: Node, at: At, seen: set[tuple[Node, At]]) -> None:
             elif node not in c.blocked:
                 c.blocked.append(node)
             continue
-        reduces = reduces or bool(here.bound)
-        exponential = exponential or node.op in EXPONENTIALS
-        stack += [(n, own) for n, own in reversed(reads) if two_axis(own, (c.stream,), c.rows)]
-    c.softmax_like = reduces and exponential
+        whole = whole or node.op in SOFTMAXES
+        for source, own in reversed(reads):
+            if two_axis(own, (c.stream,), c.rows):
+                stack.append((source, own))
+                users.setdefault(source, []).append(node)
+    c.softmax_like = whole or any(n.op in EXPONENTIALS for n in _after([*c.atoms, *c.blocked], users))
+
+
+def _after(sources: list[Node], users: dict[Node, list[Node]]) -> set[Node]:
+    """`sources` and everything that depends on them."""
+    found: set[Node] = set()
+    stack = list(sources)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += users.get(node, [])
+    return found
 
 
 def pure(nodes: list[Node]) -> set[Node]:

@@ -395,4 +395,4 @@ def test_a_mask_made_under_vmap_is_seen() -> None:
         mask = torch.vmap(torch.vmap(lambda i, j: (i - j).abs() < 7, (None, 0)), (0, None))(n, n)
         return (q @ k.transpose(-2, -1) / 4.0).masked_fill(~mask, -torch.inf).softmax(-1) @ v, mask + 0.0
 
-    same(fn, *qkv())
+    same(fn, *qkv(40, 40))
