@@ -24,6 +24,7 @@ from aicf.backends.llvm.codegen.values import in_tile
 from aicf.kernel import Contract
 
 Start = Literal["zero", "old", "scaled"]
+LONGEST = 128  # steps that one accumulator adds up: longer sums (wide heads) are added block by block, which rounds less
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,11 @@ def _outer(s: Contract, r: Roles, b: Layout, scope: Scope, axes: tuple[str, ...]
     over = scope.views[s.over]
     chunk = scope.plan.shapes[s.over].chunk
     if a.linear(s.over) is not None and b.linear(s.over) is not None:
-        _steps(s, r, a, b, scope, where, Index(0, 0), over.valid, False)
+        if not isinstance(over.valid, int):
+            _steps(s, r, a, b, scope, where, Index(0, 0), over.valid, False)
+            return
+        for first in range(0, over.valid, LONGEST):
+            _steps(s, r, a, b, scope, where, Index(0, first), min(LONGEST, over.valid - first), first > 0)
         return
     # The streamed axis is cut into blocks in one of the operands: sum block by block.
     _steps(s, r, a, b, scope, where, Index(0, 0), scope.fn.minimum(chunk, over.valid), False)
