@@ -100,8 +100,8 @@ def _launch(entry: Entry, executable: DeviceExecutable, inputs: list[torch.Tenso
     device = inputs[0].device
     if device.type == "cpu" and not interpreting():
         raise RuntimeError(
-            "this kernel is for a GPU and its tensors are on the CPU: give CUDA tensors, leave the option `target` out to run on the "
-            "CPU, or set TRITON_INTERPRET=1 before Triton is imported to run it in Triton's interpreter"
+            "this kernel is for a GPU and its tensors are on the CPU: give CUDA tensors, leave the option `target` out to run on "
+            "the CPU, or set TRITON_INTERPRET=1 before Triton is imported to run it in Triton's interpreter"
         )
 
     def empty(shape: tuple[int, ...], dtype: DType) -> torch.Tensor:

@@ -152,10 +152,11 @@ def _held(reading: Reading, node: Node, at: int, last: Node, copied: dict[torch.
     for a in reading.anchors[node]:
         if _start(reading, a) <= at < a.until:
             return a.fx
-    for a in reading.anchors[node] if copied is not None else []:
-        if _start(reading, a) < a.until and a.fx not in copied:
-            copied[a.fx] = _start(reading, a)
-            return a.fx
+    if copied is not None:
+        for a in reading.anchors[node]:
+            if _start(reading, a) < a.until and a.fx not in copied:
+                copied[a.fx] = _start(reading, a)
+                return a.fx
     raise CannotPlace(f"{node.name} is changed in place before {last.name}, which the region needs too, exists", last)
 
 
