@@ -9,6 +9,7 @@ import numpy as np
 
 from aicf.scalar import DType, Expr, cast, const, is_float, size
 from aicf.semantic.graph import Graph, Node
+from aicf.semantic.normalise import Key, folded, key_of
 from aicf.semantic.ops import OPS, TypeRuleError, axis_of
 from aicf.semantic.types import Location, TensorType, tensor_type
 
@@ -26,10 +27,13 @@ class GraphBuilder:
         q, k = b.input("Q", "f32", (n, 64)), b.input("K", "f32", (m, 64))
         b.output(b.op("softmax", b.op("matmul", q, b.permute(k, (1, 0))), axis=-1))
 
-    Every method raises `GraphError` for operands that the op does not take.
+    Every method raises `GraphError` for operands that the op does not take. With `share`, equal nodes are one node and chains
+    of views are folded (`normalise.py`); a node then keeps the location of its first use.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, share: bool = False) -> None:
+        self.share = share
+        self._made: dict[Key, Node] = {}
         self.graph = Graph()
         self.location: Location | None = None
         self._names: dict[str, int] = {}
@@ -42,6 +46,15 @@ class GraphBuilder:
         return self._unique(f"{name}_{n + 1}")
 
     def _add(self, op: str, inputs: tuple[Node, ...], attrs: dict[str, Any], name: str | None) -> Node:
+        key: Key | None = None
+        if self.share:
+            simpler = folded(op, inputs, attrs)
+            if isinstance(simpler, Node):
+                return simpler
+            inputs, attrs = simpler[0], dict(simpler[1])
+            key = key_of(op, inputs, attrs)
+            if key is not None and key in self._made:
+                return self._made[key]
         try:
             kind = OPS[op].infer(tuple(n.type for n in inputs), attrs)
         except (TypeRuleError, ValueError) as e:
@@ -50,6 +63,8 @@ class GraphBuilder:
             raise GraphError(f"{op}({operands}): {e}{place}") from e
         node = Node(self._unique(name or op), op, inputs, attrs, kind, self.location)
         self.graph.nodes.append(node)
+        if key is not None:
+            self._made[key] = node
         return node
 
     def input(self, name: str, dtype: DType, shape: Iterable[int | Expr]) -> Node:

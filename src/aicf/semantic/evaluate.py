@@ -20,9 +20,8 @@ def bind_sizes(inputs: Sequence[Node], values: Sequence[Any]) -> dict[str, int]:
         if len(shape) != node.type.rank:
             raise ValueError(f"{node.name} is {node.type}, got an array of shape {shape}")
         for dim, n in zip(node.type.shape, shape, strict=True):
-            if isinstance(dim, Var):
-                if sizes.setdefault(dim.name, n) != n:
-                    raise ValueError(f"{node.name}: size {dim.name} is {sizes[dim.name]} elsewhere, {n} here")
+            if isinstance(dim, Var) and sizes.setdefault(dim.name, n) != n:
+                raise ValueError(f"{node.name}: size {dim.name} is {sizes[dim.name]} elsewhere, {n} here")
     return sizes
 
 
