@@ -209,8 +209,9 @@ class _Function:
         """The position variable of an axis' present tile, and where its lanes end."""
         a = self.kernel.axis(axis)
         length, name = self.length[axis], safe(axis)
-        kind = ".to(tl.int64)" if self.wide and not origin else ""
-        self.writer.put(f"{name} = {f'{origin} + ' if origin else ''}tl.arange(0, {length}){kind}")
+        lanes = f"tl.arange(0, {length})"
+        position = f"{origin} + {lanes}" if origin else lanes
+        self.writer.put(f"{name} = {f'({position}).to(tl.int64)' if self.wide else position}")
         self.optional.add(name)
         self.names.positions.add(axis)
         bounds: list[str] = []
@@ -419,14 +420,12 @@ class _Function:
             high = f"tl.minimum({high}, {self.expressions.scalar(axis.extent)})"
         put(f"{name}_end = {high}")
         stages = f", num_stages={s.stages}" if s.stages > 1 else ""
-        kind = ".to(tl.int64)" if self.wide else ""
 
         def loop(start: str, stop: str, phase: Phase) -> None:
             put(f"for {origin} in tl.range({start}, {stop}, {axis.tile}{stages}):")
             with self.writer.indented():
                 self.names.scalars[axis.origin.name] = origin
-                start_at = f"{origin}{kind}" if kind else origin
-                self.enter(s.axis, start_at, s.hi, phase.whole)
+                self.enter(s.axis, origin, s.hi, phase.whole)
                 self.scoped(phase.body)
 
         live = [p for p in s.phases if not _never(p.when)]

@@ -16,7 +16,6 @@ TYPE: dict[DType, str] = {
 }  # fmt: skip
 _TAKEN = {*keyword.kwlist, "tl", "triton", "item", "range", "float", "larger", "smaller", "reduce_max", "reduce_min", "floordiv", "mod",
           "expm1", "log1p", "tanh", "sigmoid", "softplus", "trunc", "round_even", "sign", "power", "whole_power", "as_bf16"}  # fmt: skip
-_ATOM = re.compile(r"[A-Za-z_][\w.]*(\([^()]*\))?|[\d.]+(e[+-]?\d+)?")
 
 
 def safe(name: str) -> str:
@@ -24,29 +23,14 @@ def safe(name: str) -> str:
     return name + "_" if name in _TAKEN else name
 
 
-def atomic(text: str) -> bool:
-    """Whether `text` binds tighter than any operator: a name, a number or one call."""
-    return _ATOM.fullmatch(text) is not None or (text.endswith(")") and _one_call(text))
-
-
-def _one_call(text: str) -> bool:
-    head = re.match(r"[\w.]*\(", text)
-    if head is None:
-        return False
-    depth = 0
-    for k, c in enumerate(text):
-        depth += c in "(["
-        depth -= c in ")]"
-        if depth == 0 and k >= head.end() - 1:
-            return k == len(text) - 1
-    return False
-
-
 def grouped(text: str) -> str:
-    """`text` as an operand: in parentheses unless it is atomic, or an atom with dimensions added."""
-    if atomic(text) or (text.endswith("]") and atomic(text[: text.rindex("[")])):
-        return text
-    return f"({text})"
+    """`text` as an operand: in parentheses when it holds an operator outside of all brackets."""
+    depth = 0
+    for c in text:
+        depth += (c in "([") - (c in ")]")
+        if c == " " and depth == 0:
+            return f"({text})"
+    return f"({text})" if text[:1] in "-~" else text
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Are 32-bit integers wide enough for one call? Decided from the call's sizes and strides, never assumed.
 
-Every integer that generated code computes from positions and sizes is followed with intervals; every offset into a tensor is at most
-the sum of (extent - 1) * stride. Values loaded from tensors keep their own type.
+Every integer that generated code computes from positions and sizes is followed with intervals; every offset into a tensor is at
+most the sum of (extent - 1) * stride. Values loaded from tensors keep their own type.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from aicf.kernel import Kernel, Parallel, statements
 from aicf.kernel.lowering.expressions import expressions
-from aicf.scalar import Call, Const, Expr, Load, Var, integer, walk
+from aicf.scalar import Call, Const, Expr, Load, Var, integer, is_int, walk
 
 Interval = tuple[float, float]
 LIMIT = 2**31
@@ -42,20 +42,21 @@ def fits32(kernel: Kernel, sizes: Mapping[str, int], strides: Mapping[str, Seque
     memo: dict[Expr, Interval] = {}
     for e in (*expressions(kernel.body), *(s.value for s in kernel.summaries)):
         for node in walk(e):
-            if isinstance(node, Call) and node.dtype == "i64" and not _loads(node):
+            if isinstance(node, Call) and node.dtype == "i64" and not _typed(node):
                 low, high = interval(node, ranges, memo)
                 if low < -LIMIT or high >= LIMIT:
                     return False
     return True
 
 
-_LOADS: dict[Expr, bool] = {}
+_TYPED: dict[Expr, bool] = {}
 
 
-def _loads(e: Expr) -> bool:
-    if e not in _LOADS:
-        _LOADS[e] = any(isinstance(x, Load) for x in walk(e))
-    return _LOADS[e]
+def _typed(e: Expr) -> bool:
+    """Whether a value that carries its own width takes part: an element of a tensor, or what was converted from another type."""
+    if e not in _TYPED:
+        _TYPED[e] = any(isinstance(x, Load) or (isinstance(x, Call) and x.fn == "cast" and not is_int(x.args[0].dtype)) for x in walk(e))
+    return _TYPED[e]
 
 
 def interval(e: Expr, ranges: Mapping[str, Interval], memo: dict[Expr, Interval]) -> Interval:
