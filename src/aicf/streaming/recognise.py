@@ -276,14 +276,15 @@ def _score_variables(policy: _Pull, c: Candidate) -> set[Var]:
 
 
 def _weights(context: _Context, policy: _Pull, c: Candidate, extraction: Extraction) -> bool:
-    """Keys or values are model parameters: linear layers, which matrix libraries do better."""
+    """Keys or values are model parameters, or experts' shares of them: linear layers, which matrix libraries do better."""
+
+    def weight(node: Node) -> bool:
+        while node.op in (*VIEWS, "cast", "take", "gather"):
+            node = node.inputs[0]
+        return node in context.settings.parameters
+
     names = {x.tensor for a in extraction.atoms.values() for x in walk(a.key) if isinstance(x, Load)}
-    if names and all(policy.puller.loads[n] in context.settings.parameters for n in names):
-        return True
-    values = c.node.inputs[1 - c.weights]
-    while values.op in (*VIEWS, "cast"):
-        values = values.inputs[0]
-    return values in context.settings.parameters
+    return (bool(names) and all(weight(policy.puller.loads[n]) for n in names)) or weight(c.node.inputs[1 - c.weights])
 
 
 # ------------------------------------------------------------------------------------------------ exits

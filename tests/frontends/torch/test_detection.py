@@ -57,3 +57,40 @@ def test_similarities_of_normalised_projections_are_no_attention():
         return text @ image.t(), text
 
     assert regions(clip, X[0], X[1], W, weights=(2,)) == []
+
+
+def test_experts_of_a_mixture_are_no_attention():
+    def experts(x: Tensor, up: Tensor, down: Tensor, chosen: Tensor) -> Tensor:
+        h = torch.bmm(up[chosen], x.unsqueeze(-1)).squeeze(-1)
+        return torch.bmm(down[chosen], F.silu(h).unsqueeze(-1)).squeeze(-1)
+
+    x, up, down = torch.zeros(6, 8), torch.zeros(4, 16, 8), torch.zeros(4, 8, 16)
+    assert regions(experts, x, up, down, torch.tensor([0, 1, 3, 3, 2, 0]), weights=(1, 2)) == []
+
+
+# ------------------------------------------------------------------------------------------------ what is not taken, and why
+
+
+def test_alternating_normalisers_are_refused_with_a_reason():
+    def sinkhorn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        p = torch.exp(q @ k.mT)
+        for _ in range(2):
+            p = p / p.sum(-1, keepdim=True)
+            p = p / p.sum(-2, keepdim=True)
+        return p @ v
+
+    (r,) = regions(sinkhorn, Q, K, V)
+    assert r.status == "refused"
+    assert "normaliser runs over the rows" in r.reason
+
+
+# ------------------------------------------------------------------------------------------------ what is taken
+
+
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT / 2, -1) @ v
+
+
+def test_weights_that_nobody_uses_do_not_matter():
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    assert statuses(lambda x: attention(x, x, x)[0], X) == ["streamed"]
