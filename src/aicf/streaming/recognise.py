@@ -213,6 +213,8 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
         if not c.softmax_like:
             return None
         return Refused(c.node, _mixing(c), c.blocked[0])
+    if not c.softmax_like and _weight(context, c.node.inputs[1 - c.weights]):
+        return None  # said before anything is pulled: through residual sums and norms a linear layer reaches all layers below it
     policy = _Pull(context, c)
     target, at = _extended(context, policy, c)
     element = policy.puller.pull(target, at)
@@ -277,14 +279,16 @@ def _score_variables(policy: _Pull, c: Candidate) -> set[Var]:
 
 def _weights(context: _Context, policy: _Pull, c: Candidate, extraction: Extraction) -> bool:
     """Keys or values are model parameters, or experts' shares of them: linear layers, which matrix libraries do better."""
-
-    def weight(node: Node) -> bool:
-        while node.op in (*VIEWS, "cast", "take", "gather"):
-            node = node.inputs[0]
-        return node in context.settings.parameters
-
     names = {x.tensor for a in extraction.atoms.values() for x in walk(a.key) if isinstance(x, Load)}
-    return (bool(names) and all(weight(policy.puller.loads[n]) for n in names)) or weight(c.node.inputs[1 - c.weights])
+    keys = bool(names) and all(_weight(context, policy.puller.loads[n]) for n in names)
+    return keys or _weight(context, c.node.inputs[1 - c.weights])
+
+
+def _weight(context: _Context, node: Node) -> bool:
+    """A model parameter, or a part of one."""
+    while node.op in (*VIEWS, "cast", "take", "gather"):
+        node = node.inputs[0]
+    return node in context.settings.parameters
 
 
 # ------------------------------------------------------------------------------------------------ exits
