@@ -15,7 +15,11 @@ from aicf.schedule.schedule import Schedule
 from aicf.schedule.target import GpuTarget
 
 BASE_OPS = 4  # scale, maximum, subtract, sum
-OTHER_REGISTERS = 40  # per thread: addresses, loop counters, row statistics (fitted to the tile table of FlashAttention 3)
+# Per thread: addresses, loop counters, row statistics, what is in flight. Fitted to what Triton 3.9 and ptxas 12.9 allot: 107 to 116
+# over six kernels for sm_80 and sm_90, dense and causal (tests/backends/triton/test_offline.py compares them).
+OTHER_REGISTERS = 112
+# Fragments of the right-hand operand that MMA without shared-memory operands can hold beside all that; half of the rest counts.
+FREE_FRAGMENTS = 64
 MMA_ROWS = 16  # of one warp's MMA; 64 for a warp group
 LATENCY_SECONDS = 1e-6  # from the start of a block until its first tile has arrived, and for its last store
 LAUNCH_SECONDS = 4e-6
@@ -39,15 +43,22 @@ def power(x: int) -> int:
 
 
 def use(p: Problem, t: GpuTarget, tile_m: int, tile_n: int, warps: int, stages: int) -> Use:
-    """Shared memory e (B_q d + stages B_k (d + d_v)) and registers (B_q d_v + k B_q B_k) / threads + others, with k = 1.5 where
-    the operands have 16 bits (fp32 scores and their 16-bit copy) and 1 where they have 32. Widths padded to powers of two, at
-    least 16."""
+    """Shared memory and registers of a block, widths padded to powers of two, at least 16.
+
+    Shared memory: e (B_q d + c B_k (d + d_v)) bytes; c copies of K and V are `stages` where MMA reads shared memory while the next
+    tile arrives, `stages` - 1 where a tile has gone to registers by then. AMD keeps the query tile in registers. Registers:
+    (B_q d_v + k B_q B_k) / threads + others, with k = 1.5 where the operands have 16 bits (fp32 scores and their 16-bit copy) and 1
+    where they have 32; where MMA takes operands from registers, the fragments of a tile too."""
     width = sum(max(16, power(w)) for w in p.widths)
     value_width = sum(max(16, power(w)) for w in p.value_widths)
-    shared = p.bytes * (tile_m * width + stages * tile_n * (width + value_width))
+    copies = stages if t.mma_shared and p.bytes == 2 else max(1, stages - 1)
+    shared = p.bytes * ((0 if t.warp == 64 else tile_m * width) + copies * tile_n * (width + value_width))
     copy = 1.5 if p.bytes == 2 else 1.0
     threads = warps * t.warp
     registers = math.ceil((tile_m * value_width + copy * tile_m * tile_n) / threads) + OTHER_REGISTERS
+    if not t.mma_shared:
+        fragments = tile_n * max(width, value_width) * p.bytes // (4 * t.warp)
+        registers += max(0, fragments - FREE_FRAGMENTS) // 2
     resident = min(
         t.shared_per_sm // max(shared, 1),
         t.registers_per_sm // (min(registers, t.registers_per_thread) * threads),
