@@ -63,12 +63,12 @@ class Reading:
         return {node: found[0].fx for node, found in self.anchors.items()}
 
 
-def read(gm: torch.fx.GraphModule, parameters: Sequence[bool] = ()) -> Reading:
+def read(gm: torch.fx.GraphModule, parameters: Sequence[bool] = (), *, strict: bool = False) -> Reading:
     """Reads `gm`, whose nodes carry `meta["val"]` (fake tensors, as make_fx leaves them).
 
     `parameters[k]` says that input k is a parameter or buffer. Never raises for an op that it does not know.
     """
-    return _Reader(gm, parameters).run()
+    return _Reader(gm, parameters, strict).run()
 
 
 def storage_of(value: Any) -> int | None:
@@ -84,12 +84,12 @@ def _geometry(value: torch.Tensor) -> tuple[Any, ...]:
 
 
 class _Reader:
-    def __init__(self, gm: torch.fx.GraphModule, parameters: Sequence[bool]) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, parameters: Sequence[bool], strict: bool) -> None:
         self.gm = gm
         self.flags = parameters
-        self.b = GraphBuilder()
+        self.b = GraphBuilder(share=True)
         self.dims = Dims()
-        self.c = Context(self.b)
+        self.c = Context(self.b, strict)
         self.env: dict[torch.fx.Node, Any] = {}
         self.unread: dict[torch.fx.Node, str] = {}
         self.stale: dict[torch.fx.Node, int] = {}
