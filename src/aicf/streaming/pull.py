@@ -17,6 +17,11 @@ from aicf.semantic.ops import At, NotUniform
 from aicf.semantic.types import is_one
 
 Cut = Callable[[Node, At], bool]
+LIMIT = 20_000  # elements of nodes gone through; real attention needs some hundred
+
+
+class PulledTooFar(Exception):
+    """An expression that grows beyond all reason: not a tile-local computation."""
 
 
 @dataclass
@@ -39,6 +44,8 @@ class Puller:
         key = (node, at)
         found = self._memo.get(key)
         if found is None:
+            if len(self._memo) >= LIMIT:
+                raise PulledTooFar(node.name)
             found = self._memo[key] = self._pull(node, at)
         return found
 

@@ -29,10 +29,10 @@ from aicf.scalar import (
 from aicf.semantic import Node, users_of
 from aicf.semantic.ops import At
 from aicf.semantic.types import is_one
-from aicf.streaming.candidates import CONTRACTIONS, Candidate, candidates, free, pure, two_axis
+from aicf.streaming.candidates import CONTRACTIONS, SOFTMAXES, Candidate, candidates, free, pure, single_key, two_axis
 from aicf.streaming.cascade import Atom, Extraction, NotACascade
 from aicf.streaming.derive import Reduction
-from aicf.streaming.pull import Puller, output_index, step
+from aicf.streaming.pull import PulledTooFar, Puller, output_index, step
 from aicf.streaming.simplify import decide, in_fp32
 
 VIEWS = ("reshape", "permute", "expand", "slice")
@@ -100,11 +100,13 @@ def recognise(
             continue
         best: Recognised | Refused | None = None
         for c in candidates(node):
-            result = _region(context, c)
+            result = _attempt(context, c)
             if isinstance(result, Recognised):
                 best = result
                 break
             best = best or result
+        if best is None and context.single_keys and single_key(node):
+            best = Refused(node, "it attends to a single key: all weights are 1, and there is nothing to stream")
         if best is None:
             continue
         found.append(best)
@@ -123,6 +125,7 @@ class _Context:
         self.order = {n: k for k, n in enumerate(nodes)}
         self.outputs = set(outputs) if outputs is not None else {n for n in nodes if not self.users[n]}
         self.pure = pure(nodes)
+        self.single_keys = any(n.op in SOFTMAXES and is_one(n.type.shape[n.attrs["axis"]]) for n in nodes)
         self.settings = settings
 
     def anchor(self, node: Node) -> bool:
@@ -189,8 +192,9 @@ class _Pull:
         return not self._transparent(node, at)
 
     def _reduces(self, node: Node) -> bool:
+        """Whether `node` sums over something, itself or in steps whose tensors exist nowhere (a linear layer with a bias)."""
         here = step(node, *output_index(node))
-        return here is None or bool(here.bound)
+        return here is None or bool(here.bound) or any(not self.context.anchor(i) and self._reduces(i) for i in node.inputs)
 
     def _transparent(self, node: Node, at: At) -> bool:
         """Views, and conversions that lose nothing, are seen through as long as the index stays affine along each tile axis."""
@@ -206,6 +210,15 @@ class _Pull:
         batch = self.c.known.keys() - self.c.rows - {self.c.stream}
         moving = tuple(v for v in tile if v not in batch or v in self.puller.binders)
         return all(affine(e, moving) is not None for _, own in here.accesses for e in own)
+
+
+def _attempt(context: _Context, c: Candidate) -> Recognised | Refused | None:
+    try:
+        return _region(context, c)
+    except PulledTooFar:
+        if not c.softmax_like:
+            return None
+        return Refused(c.node, "what lies between the scores and the values is too large a computation for one tile", None)
 
 
 def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
