@@ -7,12 +7,13 @@ with.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from aicf.scalar import Const, Expr, Var, variables
 from aicf.semantic import Node
 from aicf.semantic.ops import At
+from aicf.semantic.types import is_one
 from aicf.streaming.pull import output_index, step
 
 CONTRACTIONS = ("matmul", "einsum")
@@ -66,6 +67,27 @@ def candidates(node: Node) -> list[Candidate]:
             if c.atoms or c.blocked:
                 found.append(c)
     return sorted(found, key=lambda c: (not c.atoms, not c.softmax_like))
+
+
+def single_key(node: Node) -> bool:
+    """Whether `node` contracts the softmax of scores that have only one key, along an axis of extent 1."""
+    if node.op not in CONTRACTIONS:
+        return False
+    found = [n for n in _through(node.inputs) if n.op in SOFTMAXES and is_one(n.type.shape[n.attrs["axis"]])]
+    return any(n.op in CONTRACTIONS for softmax in found for n in _through(softmax.inputs))
+
+
+def _through(nodes: Sequence[Node]) -> set[Node]:
+    """`nodes` and what they are made of, as far as the next contraction or softmax."""
+    found: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            if node.op not in (*CONTRACTIONS, *SOFTMAXES):
+                stack += node.inputs
+    return found
 
 
 def two_axis(at: At, stream: Collection[Var], rows: frozenset[Var]) -> bool:

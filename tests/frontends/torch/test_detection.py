@@ -84,6 +84,14 @@ def test_alternating_normalisers_are_refused_with_a_reason():
     assert "normaliser runs over the rows" in r.reason
 
 
+def test_a_single_key_is_said_to_be_one():
+    for rows in (6, 1):
+        q, k, v = (torch.zeros(2, 3, n, 4) for n in (rows, 1, 1))
+        (r,) = regions(softmax_attention, q, k, v)
+        assert r.status == "refused"
+        assert "single key" in r.reason
+
+
 # ------------------------------------------------------------------------------------------------ what is taken
 
 
@@ -94,3 +102,14 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def test_weights_that_nobody_uses_do_not_matter():
     attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
     assert statuses(lambda x: attention(x, x, x)[0], X) == ["streamed"]
+
+
+def test_a_bias_gathered_from_a_linear_layer():
+    """ProphetNet: the biases of a query's relative positions are computed from the query's own vector."""
+
+    def fn(x: Tensor, w: Tensor, b: Tensor, k: Tensor, v: Tensor, bucket: Tensor) -> Tensor:
+        bias = F.linear(x, w, b).gather(-1, bucket)
+        return torch.softmax(x @ k.mT + bias, -1) @ v
+
+    bucket = torch.zeros(2, 6, 6, dtype=torch.long)
+    assert statuses(fn, X, torch.zeros(5, 8), torch.zeros(5), X, X, bucket, weights=(1, 2)) == ["streamed"]
