@@ -48,12 +48,15 @@ STAGES = ("semantic", "mcir", "kernel", *CPU_STAGES, *GPU_STAGES)
 @dataclass(frozen=True)
 class Options:
     """How to compile. `fuse`: "auto" lets the cost model decline, "always" streams whatever can be. `target`: a target's name or
-    value, this machine when None. `schedule`: decisions to keep, by name. `threads`: workers per kernel (all cores when None)."""
+    value, this machine when None. `schedule`: decisions to keep, by name. `threads`: workers per kernel (all cores when None).
+    `strict`: NaN and infinities under a mask come out as in the source, so that no tile is skipped; else what a mask hides is assumed
+    to be finite."""
 
     fuse: Literal["auto", "always"] = "auto"
     target: Target | str | None = None
     schedule: Mapping[str, Any] | str | None = None
     threads: int | None = None
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if self.fuse not in ("auto", "always"):
@@ -101,7 +104,8 @@ class RegionResult:
             return print_kernel(kernel)
         if isinstance(self.executable, DeviceExecutable) != (stage in GPU_STAGES):
             kind, own = ("GPU", GPU_STAGES) if isinstance(self.executable, DeviceExecutable) else ("CPU", CPU_STAGES)
-            raise ValueError(f"the kernel is for a {kind}, so there is no {stage} of it: its stages are {', '.join(own)}")
+            other = "; name a GPU as the target (h100, mi300x, …) to see it" if kind == "CPU" else ""
+            raise ValueError(f"the kernel is for a {kind}, so there is no {stage} of it (its stages are {', '.join(own)}){other}")
         if isinstance(self.executable, DeviceExecutable):
             return self.executable.dump(stage)
         built = llvm.build(kernel)
@@ -176,7 +180,7 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     if options.fuse == "auto" and not decision.fuse:
         result.status, result.reason = "declined", decision.reason
         return result
-    lower_attention_to_streaming(region, decision.schedule)
+    lower_attention_to_streaming(region, decision.schedule, strict=options.strict)
     validate_module(MCModule(regions=[region]))
     executable = _executable(region, decision, options.target, _header(found, decision))
     check_kernel(executable.kernel)

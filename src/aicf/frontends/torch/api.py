@@ -27,17 +27,19 @@ def compile(
     target: Target | str | None = None,
     schedule: Mapping[str, Any] | str | None = None,
     threads: int | None = None,
+    strict: bool = False,
 ) -> Any:
     """`fn_or_module` compiled: what streams runs as derived kernels, the rest as `torch.compile` runs it.
 
     `fuse`: "auto" lets the cost model decline, "always" streams whatever can be. `require="streamed"`: the first call raises
     `NotStreamed`, with every reason, when an attention is not streamed; nothing of that graph has run then. `target`, `schedule`,
-    `threads`: see `aicf.driver.Options`. A function gives a function, a module a module (with the same parameters).
+    `threads`: see `aicf.driver.Options`. `strict`: NaN and infinities that a mask hides come out as PyTorch has them; without it
+    they are assumed not to be there, so that masked tiles can be skipped. A function gives a function, a module a module (with the same parameters).
 
     Raises TypeError for what is not callable and ValueError for a bad option.
     """
     _callable(fn_or_module, "aicf.compile")
-    options: dict[str, Any] = {"fuse": fuse, "require": require, "target": target, "schedule": schedule, "threads": threads}
+    options: dict[str, Any] = {"fuse": fuse, "require": require, "target": target, "schedule": schedule, "threads": threads, "strict": strict}
     backend_options(options)
     compiled: Any = torch.compile(fn_or_module, backend="aicf", options=options)
     if isinstance(compiled, torch.nn.Module):

@@ -56,7 +56,7 @@ def backend_options(options: Mapping[str, Any] | None) -> BackendOptions:
         raise ValueError(f'require={require!r}: it is None or "streamed" (raise NotStreamed when an attention does not stream)')
     if rest not in ("auto", "inductor", "eager", "explain"):
         raise ValueError(f'rest={rest!r}: it is "auto", "inductor" or "eager"')
-    known = {"fuse", "target", "schedule", "threads"}
+    known = {"fuse", "target", "schedule", "threads", "strict"}
     if set(given) - known:
         unknown = ", ".join(sorted(set(given) - known))
         raise ValueError(f"unknown option {unknown}: the options are {', '.join(sorted(known | {'require', 'rest'}))}")
@@ -111,7 +111,7 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
 
 def _compiled(gm: Module, inputs: Sequence[Any], options: BackendOptions, report: GraphReport) -> tuple[Module, Reading]:
     traced = retrace(gm, inputs)
-    reading = read(traced, [is_parameter(x) for x in inputs])
+    reading = read(traced, [is_parameter(x) for x in inputs], strict=options.driver.strict)
     report.graph = reading.graph
     report.boundaries = [(node.name, why) for node, why in reading.boundaries.items()]
     anchors = frozenset(reading.anchors)

@@ -71,10 +71,12 @@ class Args:
 
 
 class Context:
-    """The builder, the op at hand (`fx`) and the type(s) that PyTorch says its result has (`out`)."""
+    """The builder, the op at hand (`fx`) and the type(s) that PyTorch says its result has (`out`). `strict`: composite ops are
+    written out as PyTorch computes them also where an operand is NaN or infinite."""
 
-    def __init__(self, builder: GraphBuilder) -> None:
+    def __init__(self, builder: GraphBuilder, strict: bool = False) -> None:
         self.b = builder
+        self.strict = strict
         self.fx: torch.fx.Node | None = None
         self.out_types: list[TensorType | None] = []
 

@@ -182,12 +182,18 @@ def attention(c: Context, q: Node, k: Node, v: Node, mask: Node | None, causal: 
     factor = _root(c, q.type.shape[-1], compute) if scale is None else c.number(scale, compute)
     scores = b.op("mul", scores, factor)
     low = c.number(-math.inf, compute)
+
+
+    def masked(keep: Node) -> Node:
+        # PyTorch adds a mask of -inf: a NaN score stays one. Where all scores are finite a selection is the same.
+        return b.op("add", scores, b.op("where", keep, c.number(0.0, compute), low)) if c.strict else b.op("where", keep, scores, low)
+
     if causal:
         n, m = scores.type.shape[-2:]
-        scores = b.op("where", b.op("le", c.positions(m, 1, 2), c.positions(n, 0, 2)), scores, low)
+        scores = masked(b.op("le", c.positions(m, 1, 2), c.positions(n, 0, 2)))
     if mask is not None:
         if mask.type.dtype == "bool":
-            scores = b.op("where", mask, scores, low)
+            scores = masked(mask)
         else:
             scores = b.op("add", scores, b.cast(mask, compute))
     axis = scores.type.rank - 1

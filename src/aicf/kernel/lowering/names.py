@@ -30,6 +30,7 @@ from aicf.scalar import (
     transform,
     var,
     variables,
+    walk,
 )
 from aicf.semantic import Node
 from aicf.streaming.recognise import Recognised
@@ -112,7 +113,35 @@ class Names:
                 return load(self.tensors[x.tensor], x.index, x.dtype)
             return None
 
-        return transform(e, rename)
+        return transform(self._inside(e), rename)
+
+    def _inside(self, e: Expr) -> Expr:
+        """`e` with the elements that a selection guards read inside their tensor also where they are not selected: the parts of a
+        concatenation, `where(j < 2, A[j], B[j - 2])`, are both read at every j."""
+
+        def clamped(x: Load) -> Load:
+            source = self.found.loads.get(x.tensor)
+            if source is None:
+                return x
+            at: list[Expr] = []
+            for i, dim in zip(x.index, source.type.shape, strict=True):
+                within = isinstance(i, Const) or (isinstance(i, Var) and self.found.extents.get(i) is dim)
+                last = call("sub", dim, integer_const(1))
+                at.append(i if within else call("max", integer_const(0), call("min", i, last)))
+            return load(x.tensor, tuple(at), x.dtype)
+
+        def guard(x: Expr) -> Expr | None:
+            if not (isinstance(x, Call) and x.fn == "where" and variables(x.args[0])):
+                return None
+            put: dict[Expr, Expr] = {
+                y: clamped(y) for side in x.args[1:] for y in walk(side)
+                if isinstance(y, Load) and variables(x.args[0]) & {v for i in y.index for v in variables(i)}
+            }  # fmt: skip
+            if all(a is b for a, b in put.items()):
+                return None
+            return call("where", x.args[0], *(transform(side, put.get) for side in x.args[1:]))
+
+        return transform(e, guard)
 
     def _declare(self) -> None:
         for source, name in self.tensors.items():

@@ -105,7 +105,7 @@ def _row_ends(names: Names) -> tuple[tuple[str, Expr], ...]:
     if not names.tiling.high:
         return ()
     end: Expr = index("M")
-    for e in tiling(names.found, names.program, names.schedule.rows, names.schedule.tile_n).high:
+    for e in tiling(names.found, names.program, names.schedule.rows, names.schedule.tile_n, names.tiling.strict).high:
         end = call("min", end, e)
     if names.tiling.fill is not None:
         end = call("where", call("ne", names.flag, integer_const(0)), end, index("M"))

@@ -121,6 +121,10 @@ def roles(found: Recognised) -> tuple[str, str, str]:
         for x in walk(r.body):
             if isinstance(x, Load) and any(c in variables(i) for i in x.index for c in found.columns):
                 values = values or x.tensor
+    if not values:  # values of one column, whose index is no variable: what the last sum reads along the stream alone
+        streamed = [x for r in found.cascade if r.op == "sum" for x in walk(r.body) if isinstance(x, Load)]
+        alone = [x.tensor for x in streamed if any(found.stream in variables(i) for i in x.index)]
+        values = next((t for t in reversed(alone) if t not in {first(a.key) for a in found.atoms}), alone[-1] if alone else "")
     return first(found.atoms[0].row), first(found.atoms[0].key), values
 
 

@@ -104,6 +104,7 @@ class Tiling:
     high: tuple[Expr, ...]
     fill: float | None
     summaries: tuple[tiles.Request, ...]
+    strict: bool = False
 
     def __str__(self) -> str:
         lines = [f"empty when {show(self.empty)}", f"full when {show(self.full)}"]
@@ -140,14 +141,14 @@ def semantics(region: Region) -> Recognised:
     return held.found
 
 
-def lower_attention_to_streaming(region: Region, policy: TilePolicy = SPEC_POLICY) -> Region:
-    """Adds the StreamingRegion and its TileRegion to `region`, and returns it.
+def lower_attention_to_streaming(region: Region, policy: TilePolicy = SPEC_POLICY, *, strict: bool = False) -> Region:
+    """Adds the StreamingRegion and its TileRegion to `region`, and returns it. `strict`: see `tiling`.
 
     Raises LoweringRefused, leaving the region as it was, when the cascade has no one-pass form or a shape is out of reach.
     """
     found = semantics(region)
     program = derived(found)
-    region.subregions.append(_stream(found, program, policy))
+    region.subregions.append(_stream(found, program, policy, strict))
     return region
 
 
@@ -194,13 +195,13 @@ def _width(e: Expr, what: str) -> int:
 # ------------------------------------------------------------------------------------------------ the tree
 
 
-def _stream(found: Recognised, program: StreamProgram, policy: TilePolicy) -> StreamingRegion:
+def _stream(found: Recognised, program: StreamProgram, policy: TilePolicy, strict: bool) -> StreamingRegion:
     b = MCIRBuilder()
     stream = b.streaming_region("attention_stream", stream_axis="sequence")
     stream.attrs["order"] = getattr(policy, "order", "q_major")
     stream.attrs["program"] = program
     tile = b.tile_region("q_tile_loop", policy.tile_m, policy.tile_n, policy.tile_k)
-    tile.attrs["phases"] = tiling(found, program, policy.tile_m, policy.tile_n)
+    tile.attrs["phases"] = tiling(found, program, policy.tile_m, policy.tile_n, strict)
     if not isinstance(policy, FixedPolicy):
         tile.attrs["schedule"] = policy
     tile.nodes.extend(_Nodes(b, found, program, policy).all())
@@ -351,8 +352,12 @@ def finalizer(program: StreamProgram, name: str) -> Expr:
 # ------------------------------------------------------------------------------------------------ tiles
 
 
-def tiling(found: Recognised, program: StreamProgram, tile_m: int, tile_n: int) -> Tiling:
-    """What can be proved of tiles of `tile_m` rows by `tile_n` keys of this region's score programs."""
+def tiling(found: Recognised, program: StreamProgram, tile_m: int, tile_n: int, strict: bool = False) -> Tiling:
+    """What can be proved of tiles of `tile_m` rows by `tile_n` keys of this region's score programs.
+
+    A tile that the mask hides is empty if what it hides is finite: 0 times infinity is NaN. `strict` assumes nothing, so that no tile
+    is empty, and all that the source computes is computed.
+    """
     row, stream = found.row, found.stream
     box = tiles.tile_box({row: (index("N"), tile_m), stream: (index("M"), tile_n)})
     fills = tiles.Fills()
@@ -367,7 +372,7 @@ def tiling(found: Recognised, program: StreamProgram, tile_m: int, tile_n: int) 
                 fills.add(loose.largest)
             elif loose.largest > -104:  # exp(-104) is 0 in fp32; a larger fill counts
                 empty = const(False, "bool")
-    if not program.bases and not program.sums:
+    if strict or (not program.bases and not program.sums):
         empty = const(False, "bool")
     full: Expr = call("le", call("add", index(stream.name + "0"), integer_const(tile_n)), index("M"))
     decided: list[tuple[Expr, bool]] = []
@@ -381,7 +386,7 @@ def tiling(found: Recognised, program: StreamProgram, tile_m: int, tile_n: int) 
     used = {x.tensor for e in (empty, full) for x in walk(e) if isinstance(x, Load)}
     summaries = tuple(r for r in box.requests.values() if r.param in used)
     never = isinstance(empty, Const) and not empty.value
-    return Tiling(empty, full, tuple(decided), tuple(low), tuple(high), None if never else fills.largest, summaries)
+    return Tiling(empty, full, tuple(decided), tuple(low), tuple(high), None if never else fills.largest, summaries, strict)
 
 
 def _mask_conditions(body: Expr, positions: frozenset[Var]) -> list[tuple[Expr, bool]]:

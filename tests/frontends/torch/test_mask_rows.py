@@ -1,0 +1,205 @@
+"""What a row gives, per form of mask: partly and fully masked rows equal eager PyTorch, in every precision.
+
+Each case has rows that see all, some and none of the keys, over several tiles, so that whole tiles are skipped where that is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.frontends.torch.streamed import assert_streams, compiled
+
+INF = math.inf
+N, M, D, EMPTY = 40, 70, 8, 10
+Form = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def tensors(dtype: torch.dtype, scale: float = 1.0) -> tuple[torch.Tensor, ...]:
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, n, D, generator=g) for n in (N, M, M))
+    return (q * scale).to(dtype), k.to(dtype), v.to(dtype)
+
+
+def kept() -> torch.Tensor:
+    """Rows 0 to 9 see nothing, row i the keys up to 2 (i - 10)."""
+    return torch.arange(M)[None, :] <= 2 * (torch.arange(N)[:, None] - EMPTY)
+
+
+def attention(form: Form, fill: float) -> Callable[..., torch.Tensor]:
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        s = form(q @ k.transpose(-2, -1) / math.sqrt(D), kept(), fill)
+        return torch.softmax(s, -1) @ v
+
+    return run
+
+
+def _bias(s: torch.Tensor, keep: torch.Tensor, fill: float) -> torch.Tensor:
+    return torch.zeros(keep.shape, dtype=s.dtype).masked_fill(~keep, fill)
+
+
+FORMS: dict[str, Form] = {
+    "filled": lambda s, keep, fill: s.masked_fill(~keep, fill),
+    "where": lambda s, keep, fill: torch.where(keep, s, fill),
+    "added": lambda s, keep, fill: s + _bias(s, keep, fill),
+    "added on the left": lambda s, keep, fill: _bias(s, keep, fill) + s,
+}
+FINITE: dict[str, Form] = {
+    **FORMS,
+    "one minus": lambda s, keep, fill: s + (1.0 - keep.to(s.dtype)) * fill,
+    "one minus times the score": lambda s, keep, fill: s * keep.to(s.dtype) + fill * (1 - keep.to(s.dtype)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_infinite_fills_give_nan_rows(form: str, dtype: torch.dtype) -> None:
+    got = assert_streams(attention(FORMS[form], -INF), *tensors(dtype))
+    assert got[:, :, :EMPTY].isnan().all() and not got[:, :, EMPTY:].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fill", ["lowest", -1e4, -1e9, -30.0])
+@pytest.mark.parametrize("form", FINITE)
+def test_finite_fills_are_values(form: str, fill: float | str, dtype: torch.dtype) -> None:
+    value = torch.finfo(dtype).min if isinstance(fill, str) else fill
+    if abs(value) > torch.finfo(dtype).max:
+        pytest.skip("PyTorch refuses a fill that the type cannot hold")
+    got = assert_streams(attention(FINITE[form], value), *tensors(dtype))
+    assert got.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_filled_row_is_the_mean_of_all_values(dtype: torch.dtype) -> None:
+    q, k, v = tensors(dtype)
+    got = assert_streams(attention(FORMS["filled"], torch.finfo(dtype).min), q, k, v)
+    mean = v.float().mean(-2, keepdim=True).expand(-1, -1, EMPTY, -1)
+    assert torch.allclose(got[:, :, :EMPTY].float(), mean, atol=4 * torch.finfo(dtype).eps)
+
+
+def test_a_small_additive_fill_leaves_the_softmax_of_the_raw_scores() -> None:
+    q, k, v = tensors(torch.float32)
+    got = assert_streams(attention(FORMS["added"], -1e4), q, k, v)
+    plain = torch.softmax(q @ k.mT / math.sqrt(D), -1) @ v
+    assert torch.allclose(got[:, :, :EMPTY], plain[:, :, :EMPTY], atol=1e-2)  # -1e4 leaves three digits of a score
+
+
+def test_the_lowest_half_does_not_absorb_every_score() -> None:
+    """fp16: numbers near -65504 are 32 apart, so that scores above 16 move the sum and scores below -16 make it -inf."""
+    s = torch.tensor([[0.5, 20.0, -20.0, 3.0]], dtype=torch.float16)
+    q = torch.ones(1, 1, 1, 1, dtype=torch.float16)
+    v = torch.eye(4, dtype=torch.float16)[None, None]
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        hidden = torch.arange(4) >= 0
+        return torch.softmax(q @ k.mT + torch.zeros(4, dtype=q.dtype).masked_fill(hidden, -65504.0), -1) @ v
+
+    run_streamed, regions = compiled(run, q, s.reshape(1, 1, 4, 1), v)
+    assert regions[0].status == "streamed"
+    assert run_streamed(q, s.reshape(1, 1, 4, 1), v).flatten().tolist() == [0.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_two_additive_lowest_fills_are_minus_infinity(dtype: torch.dtype) -> None:
+    low = torch.finfo(dtype).min
+    both = attention(lambda s, keep, _: s + _bias(s, keep, low) + _bias(s, keep, low), 0.0)
+    got = assert_streams(both, *tensors(dtype))
+    assert got[:, :, :EMPTY].isnan().all() and not got[:, :, EMPTY:].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["bool", "-inf", "lowest", "causal"])
+def test_sdpa(kind: str, dtype: torch.dtype) -> None:
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if kind == "causal":
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        fill = -INF if kind == "-inf" else torch.finfo(q.dtype).min if q.dtype != torch.float64 else torch.finfo(dtype).min
+        mask = kept() if kind == "bool" else torch.zeros(N, M, dtype=q.dtype).masked_fill(~kept(), fill)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    got = assert_streams(run, *tensors(dtype))
+    if kind in ("bool", "-inf"):
+        assert (got[:, :, :EMPTY] == 0).all()
+    assert got.isfinite().all()
+
+
+AFTER: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "times": lambda p, keep: p * keep,
+    "filled": lambda p, keep: p.masked_fill(~keep, 0.0),
+    "renormalised": lambda p, keep: (p * keep) / (p * keep).sum(-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", AFTER)
+def test_masks_after_the_softmax_count_every_key(form: str, dtype: torch.dtype) -> None:
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return AFTER[form](torch.softmax(q @ k.mT / math.sqrt(D), -1), kept()) @ v
+
+    got = assert_streams(run, *tensors(dtype))
+    empty = got[:, :, :EMPTY]
+    assert empty.isnan().all() if form == "renormalised" else (empty == 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nan_rows_replaced_by_zero(dtype: torch.dtype) -> None:
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        s = (q @ k.mT / math.sqrt(D)).masked_fill(~kept(), -INF)
+        return torch.nan_to_num(torch.softmax(s, -1), nan=0.0) @ v
+
+    assert (assert_streams(run, *tensors(dtype))[:, :, :EMPTY] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_mask_multiplied_into_scores_is_no_mask(dtype: torch.dtype) -> None:
+    got = assert_streams(attention(lambda s, keep, _: s * keep, 0.0), *tensors(dtype))
+    mean = tensors(dtype)[2].float().mean(-2, keepdim=True).expand(-1, -1, EMPTY, -1)
+    assert torch.allclose(got[:, :, :EMPTY].float(), mean, atol=4 * torch.finfo(dtype).eps)
+
+
+# ------------------------------------------------------------------------------------------------ NaN and infinities under a mask
+
+
+@pytest.mark.parametrize("value", [math.nan, INF, -INF], ids=str)
+@pytest.mark.parametrize("where", ["k", "v"])
+@pytest.mark.parametrize("form", [*FORMS, "sdpa bool", "sdpa causal"])
+def test_strict_mode_has_what_eager_has_under_a_mask(form: str, where: str, value: float) -> None:
+    """The last keys are hidden from most rows by whole tiles; what is in them shows where eager shows it."""
+    q, k, v = tensors(torch.float32)
+    (k if where == "k" else v)[..., -3, 2] = value
+
+    def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if form == "sdpa causal":
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        # Rows that see no key are left out: they are zero here whatever v holds, while 0 * NaN is NaN in eager.
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=kept() | (torch.arange(M) == 0))
+
+    run = sdpa if form.startswith("sdpa") else attention(FORMS[form], -INF)
+    assert_streams(run, q, k, v, strict=True)
+
+
+def test_without_strict_mode_hidden_tiles_are_skipped_and_taken_for_finite() -> None:
+    q, k, v = tensors(torch.float32)
+    v[..., -3, 2] = math.nan
+    run = attention(FORMS["filled"], -INF)
+    with pytest.raises(AssertionError, match="differ in being NaN"):
+        assert_streams(run, q, k, v)
+
+
+def test_the_parts_of_a_concatenation_are_read_inside_of_their_tensors() -> None:
+    """One query, and old and new values: both parts are read at every position, and only one is selected."""
+    q, k, v = tensors(torch.float32)
+
+    def run(q: torch.Tensor, k: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(q @ k.mT) @ torch.cat([old, new], dim=2)
+
+    _, regions = compiled(run, q[:, :, :1], k, v[:, :, :20], v[:, :, 20:])
+    assert_streams(run, q[:, :, :1], k, v[:, :, :20], v[:, :, 20:])
+    for r in regions:
+        if "V[b, h, j - 20, e]" in r.dump("kernel"):
+            raise AssertionError(r.dump("kernel"))
