@@ -47,7 +47,7 @@ class Report:
         return [r for g in self.graphs for r in g.regions]
 
     def dump(self, stage: str) -> str:
-        """All graphs (stage "semantic") or all streamed regions at a stage: mcir, kernel, llvm, asm.
+        """All graphs (stage "semantic") or all streamed regions at another of STAGES.
 
         Raises ValueError for a stage that does not exist, and when nothing streams and so nothing reached the stage.
         """

@@ -11,12 +11,15 @@ from aicf.cli.progress import say
 from aicf.cli.source import load_callable, split, where
 from aicf.frontends.torch import api
 from aicf.frontends.torch.inputs import call_error, inference
+from aicf.runtime.device import DeviceExecutable
+from aicf.schedule.target import Target, named_target
 
 
 def run(options: Namespace) -> int:
     """Print the report. NOT_STREAMED when --require-streamed and an attention was not streamed, or none was found."""
     report = make_report(options)
     print(str(report).rstrip("\n"))
+    print_resources(report)
     if not options.require_streamed:
         return OK
     missed = [region for region in report.regions if region.status != "streamed"]
@@ -29,13 +32,14 @@ def run(options: Namespace) -> int:
 
 def make_report(options: Namespace) -> api.Report:
     """The report on options.function with the inputs that the options give."""
+    target = chosen(options.target)
     fn = load_callable(options.function)
     inputs = gather(options, fn, options.function)
     say(f"compiling {options.function} for {inputs}")
     began = time.perf_counter()
     try:
         with inference():
-            report = api.explained(fn, {"fuse": options.fuse}, *inputs.args, **dict(inputs.kwargs))
+            report = api.explained(fn, {"fuse": options.fuse, "target": target}, *inputs.args, **dict(inputs.kwargs))
     except Exception as e:
         path, _ = split(options.function)
         # Dynamo wraps the user's own mistakes in pages of advice; a dry run tells them plainly.
@@ -46,3 +50,24 @@ def make_report(options: Namespace) -> api.Report:
         ) from e
     say(f"done in {time.perf_counter() - began:.1f} s")
     return report
+
+
+def chosen(name: str | None) -> Target | None:
+    """The target of that name. Raises CommandError with the known ones."""
+    if name is None:
+        return None
+    try:
+        return named_target(name)
+    except KeyError as e:
+        raise CommandError(str(e.args[0])) from e
+
+
+def print_resources(report: api.Report) -> None:
+    """What each streamed region's GPU kernels take, compiled here without the GPU; regions that are alike once."""
+    seen: dict[str, None] = {}
+    for region in report.regions:
+        if region.status == "streamed" and isinstance(region.executable, DeviceExecutable):
+            say(f"compiling {region.name} for {region.executable.machine.name if region.executable.machine else 'a GPU'}")
+            seen.setdefault(region.dump("resources").rstrip("\n"))
+    for text in seen:
+        print("\nresources\n" + "\n".join(f"  {line}" for line in text.splitlines()))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from aicf.cli.errors import FAILED, OK, CommandError
 from aicf.cli.progress import say
 
-STAGES = ("semantic", "mcir", "kernel", "llvm", "asm")
+STAGES = ("semantic", "mcir", "kernel", "llvm", "asm", "triton", "ptx", "sass", "resources")
 
 _EXAMPLES = """\
 examples:
@@ -24,6 +24,8 @@ examples:
   aicf explain model.py:Block --inputs make_inputs
   aicf dump mcir model.py:attention --inputs make_inputs
   aicf dump kernel model.py:attention --inputs make_inputs --diff mcir
+  aicf explain model.py:attention --inputs make_inputs --target h100
+  aicf dump triton model.py:attention --inputs make_inputs --target h100
   aicf targets
   aicf bench causal --size 1x8x2048x64
 """
@@ -129,6 +131,7 @@ def _function(command: argparse.ArgumentParser) -> None:
     command.add_argument("--shape", action="append", default=[], metavar="NAME=SIZES", help="a random tensor for a parameter")
     command.add_argument("--value", action="append", default=[], metavar="NAME=LITERAL", help="a value for a parameter")
     command.add_argument("--inputs", metavar="FUNCTION", help="a function that returns the inputs")
+    command.add_argument("--target", metavar="NAME", help="compile for another machine: a GPU (h100, mi300x) need not be here")
     command.add_argument(
         "--fuse",
         choices=("auto", "always"),

@@ -56,7 +56,10 @@ def use(p: Problem, t: GpuTarget, tile_m: int, tile_n: int, warps: int, stages: 
     copy = 1.5 if p.bytes == 2 else 1.0
     threads = warps * t.warp
     registers = math.ceil((tile_m * value_width + copy * tile_m * tile_n) / threads) + OTHER_REGISTERS
-    if not t.mma_shared:
+    if p.bytes == 4:
+        # No MMA in full fp32: a thread multiplies with FMAs, whole rows of both operands in its registers.
+        registers += 2 * max(0, max(tile_m, tile_n) * max(width, value_width) // t.warp - FREE_FRAGMENTS)
+    elif not t.mma_shared:
         fragments = tile_n * max(width, value_width) * p.bytes // (4 * t.warp)
         registers += max(0, fragments - FREE_FRAGMENTS) // 2
     resident = min(

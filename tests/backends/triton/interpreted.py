@@ -57,12 +57,14 @@ def compiled(fn: Any, tensors: dict[str, torch.Tensor], dtype: DType, schedule: 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", OWN)
 def test_own_cases(name: str, dtype: DType) -> None:
+    if not EVERYTHING and dtype != "f32" and name not in ("causal", "finite fill", "in fp32"):
+        pytest.skip("a sample runs always; AICF_ALL_KERNELS=1 runs all")
     case = OWN[name]
     m = 37 if name in SQUARE else 53
     compiled(case.fn, case.make(37, m, TYPES[dtype]), dtype)
 
 
-@pytest.mark.parametrize("schedule", [f"{TILES},kv_split=3", "tile_m=16,tile_n=16,order=kv_major", "tile_m=32,tile_n=16,order=q_major"])
+@pytest.mark.parametrize("schedule", [f"{TILES},kv_split=3", "tile_m=16,tile_n=16,order=kv_major"])
 @pytest.mark.parametrize("name", ["causal", "finite fill", "log-sum-exp too"])
 def test_other_schedules(name: str, schedule: str) -> None:
     if name == "finite fill" and "kv_split" in schedule:
@@ -140,7 +142,8 @@ def test_bias_and_padding_mask() -> None:
 @pytest.mark.parametrize("make", [programs.kv_major, programs.split_kv])
 def test_other_orders(make: Any) -> None:
     given = inputs(1, 2, 25, 40, 8, 12)
-    got = agree(make(), given, {"B": 1, "H": 2, "N": 25, "M": 40})
+    chunk = {"chunk": 1} if make is programs.split_kv else {}
+    got = agree(make(), given, {"B": 1, "H": 2, "N": 25, "M": 40, **chunk})
     programs.assert_accurate(got, *given.values(), half)
 
 
@@ -154,7 +157,7 @@ def test_skipped_tiles_are_done_again_where_they_count() -> None:
 def test_summaries() -> None:
     given = inputs(1, 2, 50, 50, 8, 12)
     ids = np.sort(np.random.default_rng(7).integers(0, 4, (1, 50)), axis=1)
-    got = agree(programs.documents(), {**given, "ids": ids}, {"B": 1, "H": 2, "N": 50, "M": 50})
+    got = agree(programs.documents(), {**given, "qdoc": ids, "kdoc": ids}, {"B": 1, "H": 2, "N": 50, "M": 50})
     same = (ids[:, :, None] == ids[:, None, :])[:, None]
     programs.assert_accurate(got, *given.values(), lambda s: np.where(same, half(s), -np.inf))
 
@@ -162,7 +165,10 @@ def test_summaries() -> None:
 # ------------------------------------------------------------------------------------------------ functions
 
 N, I = index("N"), index("i")
-NUMBERS = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-20, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, 88.0, -87.0, 1e10, -1e10, 3.4e38, -3.4e38], np.float32)
+NUMBERS = np.array(
+    [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-20, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, 88.0, -87.0, 1e10, -1e10, 3.4e38, -3.4e38],
+    np.float32,
+)
 X = np.concatenate([NUMBERS, np.linspace(-80, 80, 601), np.geomspace(1e-30, 1e30, 401), np.linspace(-1, 1, 301)]).astype(np.float32)
 
 
@@ -183,7 +189,7 @@ def agrees(out: Any, exact: Any, ulps: float) -> None:
     np.testing.assert_array_equal(out[~finite & ~np.isnan(out)], rounded[~finite & ~np.isnan(out)])
     spacing = np.maximum(np.spacing(np.abs(rounded[finite])), np.finfo(out.dtype).tiny)
     error = np.abs(out[finite].astype(np.float64) - exact[finite]) / spacing
-    assert error.max(initial=0) <= ulps, (error.max(), X[finite][error.argmax()])
+    assert error.max(initial=0) <= ulps, (error.max(), np.flatnonzero(finite)[error.argmax()])
 
 
 @pytest.mark.parametrize("name", [n for n, row in FUNCTIONS.items() if row.arity == 1 and row.kind in ("float", "arithmetic")])

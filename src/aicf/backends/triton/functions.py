@@ -105,11 +105,14 @@ def sign(x):
     "power": ((), """\
 @triton.jit
 def power(x, y):
-    # |x|**y = 2**(y log2|x|), with what the product loses to rounding put back.
+    # |x|**y = 2**(n y) 2**(y log2(|x| / 2**n)), and what the products lose to rounding put back.
     a = tl.abs(x)
     l = tl.log2(a)
-    p = y * l
-    lost = tl.where(tl.abs(p) < float("inf"), tl.fma(y, l, -p), 0.0)
+    n = tl.where(tl.abs(l) < 126.0, tl.floor(l), 0.0)
+    u = y * tl.log2(a * tl.exp2(-n))
+    t = y * n
+    p = tl.where(tl.abs(y) == float("inf"), tl.where(a == 1.0, 0.0, y * l), t + u)
+    lost = tl.where(tl.abs(p) < float("inf"), ((t - p) + u) + tl.fma(y, n, -t), 0.0)
     r = tl.exp2(p) * (1.0 + 0.6931472 * lost)
     whole = tl.floor(y) == y
     odd = whole & (tl.floor(y * 0.5) * 2.0 != y)
