@@ -44,7 +44,10 @@ class Choices:
 
 
 def reduced(
-    seed: int, made: Callable[[Mapping[str, int]], Mapping[str, int]], fails: Callable[[Mapping[str, int]], bool], limit: int = 120
+    seed: int,
+    made: Callable[[Mapping[str, int]], Mapping[str, int]],
+    fails: Callable[[Mapping[str, int]], bool],
+    limit: int = 120,
 ) -> dict[str, int]:
     """Overrides for which `seed` still fails, with as many choices as possible turned to their plainest. `made(overrides)` gives
     all choices of a program; `fails` is called at most `limit` times."""

@@ -70,7 +70,9 @@ class Program:
         return [x.make(g) for x in self.inputs]
 
     def __str__(self) -> str:
-        shown = [f"seed {self.seed}, sizes {dict(self.sizes)}, {self.dtype}, schedule {dict(self.schedule)}, threads {self.threads}"]
+        shown = [
+            f"seed {self.seed}, sizes {dict(self.sizes)}, {self.dtype}, schedule {dict(self.schedule)}, threads {self.threads}"
+        ]
         for x, t in zip(self.inputs, self.arguments(), strict=True):
             shown.append(f"  {x.name}: {str(t.dtype).removeprefix('torch.')}{list(t.shape)}, strides {list(t.stride())}")
         return "\n".join([*shown, self.text])
@@ -148,7 +150,13 @@ class _Writer:
         order = c.pick("order", "q_major", "kv_major", often=5)
         split = 1 if order == "kv_major" else c.pick("split", 1, 2, 3, often=6)
         tile_m = rows * c.number("row blocks", 1, 4) + c.pick("odd rows", 0, 1, often=4)
-        return {"tile_m": tile_m, "tile_n": c.pick("tile n", 16, 8, 11, 32, often=4), "rows": rows, "order": order, "kv_split": split}
+        return {
+            "tile_m": tile_m,
+            "tile_n": c.pick("tile n", 16, 8, 11, 32, often=4),
+            "rows": rows,
+            "order": order,
+            "kv_split": split,
+        }
 
     # ------------------------------------------------------------------------------------ inputs
 
@@ -356,11 +364,19 @@ class _Writer:
         match how:
             case "relative":
                 self.normal(name, "h n+m-1")
-                value = f"{name}[:, i - j + m - 1]" if "torch.arange(n)[:" in "".join(self.lines) else f"{name}[:, (i - j + m - 1)[0, 0]]"
+                value = (
+                    f"{name}[:, i - j + m - 1]"
+                    if "torch.arange(n)[:" in "".join(self.lines)
+                    else f"{name}[:, (i - j + m - 1)[0, 0]]"
+                )
             case "buckets":
                 self.normal(name, "16 h")
                 at = "(i - j).abs().clamp(max=15)"
-                value = f"{name}[{at}].permute(2, 0, 1)" if "torch.arange(n)[:" in "".join(self.lines) else f"{name}[{at}[0, 0]].permute(2, 0, 1)"
+                value = (
+                    f"{name}[{at}].permute(2, 0, 1)"
+                    if "torch.arange(n)[:" in "".join(self.lines)
+                    else f"{name}[{at}[0, 0]].permute(2, 0, 1)"
+                )
             case "turned":
                 self.normal(name, "b m n h")
                 value = f"{name}.permute(0, 3, 2, 1)"
@@ -462,7 +478,7 @@ class _Writer:
         def make(g: torch.Generator) -> torch.Tensor:
             drawn = torch.rand(shape, generator=g) < 0.6
             if len(shape) > 1:
-                drawn[..., :: 5, :] &= torch.rand(shape[-1], generator=g) < 0.5
+                drawn[..., ::5, :] &= torch.rand(shape[-1], generator=g) < 0.5
                 if shape[-2] > 1:
                     drawn[..., 2::7, :] = False
             return drawn
@@ -527,7 +543,9 @@ class _Writer:
             case "softmax":
                 self.line(c.pick("softmax", "p = torch.softmax(s, -1)", "p = s.softmax(dim=3)", "p = F.softmax(s, dim=-1)"))
             case "softmax wide":
-                self.line(c.pick("wide softmax", "p = F.softmax(s, dim=-1, dtype=F32).to(DT)", "p = s.to(F32).softmax(-1).to(DT)"))
+                self.line(
+                    c.pick("wide softmax", "p = F.softmax(s, dim=-1, dtype=F32).to(DT)", "p = s.to(F32).softmax(-1).to(DT)")
+                )
             case "softmax by hand":
                 self.line("e = torch.exp(s - s.amax(-1, keepdim=True))")
                 self.line("p = e / e.sum(-1, keepdim=True)")

@@ -68,7 +68,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--levels", default=",".join(LEVELS))
     parser.add_argument("--set", action="append", default=[], metavar="CHOICE=OPTION", help="override a choice by option number")
     parser.add_argument("--seconds", type=float, default=0, help="stop drawing after so long")
-    parser.add_argument("--show", action="store_true", help="print the program of --seed and its outcome, and reduce it if it fails")
+    parser.add_argument(
+        "--show", action="store_true", help="print the program of --seed and its outcome, and reduce it if it fails"
+    )
     a = parser.parse_args(argv)
     levels = tuple(a.levels.split(","))
     warnings.simplefilter("ignore")
@@ -117,7 +119,10 @@ def _many(seed: int, count: int, jobs: int, levels: tuple[str, ...], seconds: fl
                     failures.append((s, out.failed))
                     print(f"seed {s} FAILED at {out.failed[0]}: {out.failed[1][:300]}", flush=True)
             if done % (chunk * 20) < chunk:
-                print(f"{done} programs, {len(failures)} failed, {compiled} kernels compiled, {time.time() - started:.0f} s", flush=True)
+                print(
+                    f"{done} programs, {len(failures)} failed, {compiled} kernels compiled, {time.time() - started:.0f} s",
+                    flush=True,
+                )
             if seconds and time.time() - started > seconds:
                 pool.terminate()
                 break

@@ -33,8 +33,9 @@ def compile(
 
     `fuse`: "auto" lets the cost model decline, "always" streams whatever can be. `require="streamed"`: the first call raises
     `NotStreamed`, with every reason, when an attention is not streamed; nothing of that graph has run then. `target`, `schedule`,
-    `threads`: see `aicf.driver.Options`. `strict`: NaN and infinities that a mask hides come out as PyTorch has them; without it
-    they are assumed not to be there, so that masked tiles can be skipped. A function gives a function, a module a module (with the same parameters).
+    `threads`: see `aicf.driver.Options`.
+    `strict`: NaN and infinities that a mask hides come out as PyTorch has them; without it they are assumed not to be there, so
+    that masked tiles can be skipped. A function gives a function, a module a module (with the same parameters).
 
     Raises TypeError for what is not callable and ValueError for a bad option.
     """

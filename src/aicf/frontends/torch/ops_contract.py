@@ -186,7 +186,9 @@ def attention(c: Context, q: Node, k: Node, v: Node, mask: Node | None, causal: 
 
     def masked(keep: Node) -> Node:
         # PyTorch adds a mask of -inf: a NaN score stays one. Where all scores are finite a selection is the same.
-        return b.op("add", scores, b.op("where", keep, c.number(0.0, compute), low)) if c.strict else b.op("where", keep, scores, low)
+        if c.strict:
+            return b.op("add", scores, b.op("where", keep, c.number(0.0, compute), low))
+        return b.op("where", keep, scores, low)
 
     if causal:
         n, m = scores.type.shape[-2:]

@@ -1,0 +1,27 @@
+"""A sample of the random programs, for a minute at most; thousands are run by `python -m tests.property.run`."""
+
+from __future__ import annotations
+
+import time
+
+from tests.property.choices import SHARED
+from tests.property.grammar import program
+from tests.property.run import one, smallest
+
+SECONDS = 45
+FIRST = 7_000_000  # seeds that no long run uses
+
+
+def test_a_sample_of_random_programs_is_clean_at_every_level() -> None:
+    started, ran = time.monotonic(), set[str]()
+    for k in range(400):
+        # Two programs of each text: sizes and data differ, the kernel is compiled once.
+        seed = FIRST + k // 2 * SHARED + k % 2
+        out = one(seed)
+        ran.update(out.ran)
+        if out.failed is not None:
+            kept = smallest(seed, out.failed)
+            raise AssertionError(f"{out.failed[0]}: {out.failed[1]}\n{program(seed, kept)}")
+        if time.monotonic() - started > SECONDS:
+            break
+    assert ran == {"semantic", "stream", "kernel", "cpu"}
