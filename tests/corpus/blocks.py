@@ -100,7 +100,8 @@ def _softmax_input(node: Node) -> Node | None:
 
 
 def _argument(node: Node, k: int) -> Node | None:
-    return node.args[k] if k < len(node.args) and isinstance(node.args[k], Node) else None
+    found = node.args[k] if k < len(node.args) else None
+    return found if isinstance(found, Node) else None
 
 
 def _behind(node: Node | None, wanted: set[str]) -> Node | None:

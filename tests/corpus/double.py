@@ -24,11 +24,10 @@ class Doubling(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
+        named = dict(kwargs or {})
         if func._schema.name.partition("::")[2] in RANDOM:
-            return _drawn(func, args, kwargs)
-        args, kwargs = tree_map(_double, args), tree_map(_double, kwargs)
-        return func(*args, **kwargs)
+            return _drawn(func, args, named)
+        return func(*tree_map(_double, args), **{k: tree_map(_double, x) for k, x in named.items()})
 
 
 def _double(x: Any) -> Any:
