@@ -238,7 +238,7 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
         c.stream, c.length, c.rows, columns, policy.puller.extents, policy.streamed
     )  # fmt: skip
     try:
-        own = tuple(v for v in at if v in columns and isinstance(v, Var))
+        own = tuple(_var(v) for v in at if v in columns)
         exits = [Exit(target, at, _prepared(extraction, policy, element), own)]
         outside = _exits(context, policy, c, target)
         if isinstance(outside, Refused):
