@@ -316,7 +316,7 @@ class _Verifier:
             scope,
             bound={**scope.bound, axis.origin.name: "i64"},
             walked=scope.walked | {s.axis},
-            loops=(*scope.loops, turns),
+            loops=scope.loops if _single(axis.extent) else (*scope.loops, turns),
         )
         found: list[Stores] = []
         for phase in s.phases:

@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from aicf.kernel.ir import Contract, Map, Reduce, Stmt, Tile
 from aicf.kernel.lowering.names import KernelLoweringError, Names, old_reference, reference
-from aicf.scalar import Expr, Var, call, show, substitute, var
+from aicf.scalar import Call, Expr, Var, call, const, show, substitute, transform, var
 from aicf.streaming.stream_program import Base, Sum
 
 
@@ -26,6 +26,32 @@ def rebased(s: Sum, carried: Expr, partner: Expr | None, scale: Expr | None, kno
         assert partner is not None
         carried = call("add", carried, call("mul", substitute(s.shift.distance, known), partner))
     return carried if scale is None else call("mul", carried, scale)
+
+
+def gradual(weight: Expr) -> Expr:
+    """A weight that selects after the exponential, with results below the smallest normal number kept: exp(x) as exp(x/2)^2.
+
+    `exp` may flush those to 0. Beside a term of 1, which the plain exponential relative to the row's maximum always has, they
+    do not count; where that term can be deselected, all that is left may be that small, and the source divides by their sum.
+    """
+    if not any(x.dtype == "bool" for x in _outside_exp(weight)):
+        return weight
+
+    def halves(x: Expr) -> Expr | None:
+        if isinstance(x, Call) and x.fn == "exp":
+            root = call("exp", call("mul", x.args[0], const(0.5, x.dtype)))
+            return call("mul", root, root)
+        return None
+
+    return transform(weight, halves)
+
+
+def _outside_exp(e: Expr) -> Iterator[Expr]:
+    """Subexpressions that are not inside an exponential's argument."""
+    yield e
+    if isinstance(e, Call) and e.fn != "exp":
+        for a in e.args:
+            yield from _outside_exp(a)
 
 
 class Block:
@@ -52,7 +78,7 @@ class Block:
         scales = self._scales()
         weights: dict[Expr, Tile] = {}
         for s in in_order(program.sums):
-            weight = self._body(s.weight)
+            weight = gradual(self._body(s.weight))
             if weight not in weights:
                 p = weights[weight] = self._scores("p" if not weights else f"p{len(weights) + 1}")
                 self.out.append(Map(p, weight))

@@ -260,7 +260,7 @@ class Names:
         found = next((p for p in self.params if p.name == name), None)
         if found is None:
             columns = () if isinstance(s, Base) else tuple(self.found.extents[v] for v in s.payload)
-            shape = (*(index(f"n_{v.name}") for v in self.found.batch), *parts, index("N"), *columns)
+            shape = (*(index(f"n_{v.name}") for v in self.found.batch), *parts, self.row_extent(), *columns)
             found = TensorParam(name, "f32", shape, "scratch", len(shape) - 1)
             self.params.append(found)
         return found
