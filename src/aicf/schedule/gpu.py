@@ -15,7 +15,8 @@ from aicf.schedule.schedule import Schedule
 from aicf.schedule.target import GpuTarget
 
 BASE_OPS = 4  # scale, maximum, subtract, sum
-# Per thread: addresses, loop counters, row statistics, what is in flight. Fitted to what Triton 3.9 and ptxas 12.9 allot: 107 to 116
+# Per thread: addresses, loop counters, row statistics, what is in flight. Fitted to what Triton 3.9 and ptxas 12.9 allot: 107
+# to 116
 # over six kernels for sm_80 and sm_90, dense and causal (tests/backends/triton/test_offline.py compares them).
 OTHER_REGISTERS = 112
 # Fragments of the right-hand operand that MMA without shared-memory operands can hold beside all that; half of the rest counts.
@@ -45,20 +46,31 @@ def power(x: int) -> int:
 def use(p: Problem, t: GpuTarget, tile_m: int, tile_n: int, warps: int, stages: int) -> Use:
     """Shared memory and registers of a block, widths padded to powers of two, at least 16.
 
-    Shared memory: e (B_q d + c B_k (d + d_v)) bytes; c copies of K and V are `stages` where MMA reads shared memory while the next
+    Shared memory: e (B_q d + c B_k (d + d_v)) bytes; c copies of K and V are `stages` where MMA reads shared memory while
+    the next
     tile arrives, `stages` - 1 where a tile has gone to registers by then. AMD keeps the query tile in registers. Registers:
-    (B_q d_v + k B_q B_k) / threads + others, with k = 1.5 where the operands have 16 bits (fp32 scores and their 16-bit copy) and 1
-    where they have 32; where MMA takes operands from registers, the fragments of a tile too."""
+    (B_q d_v + k B_q B_k) / threads + others, with k = 1.5 where the operands have 16 bits (fp32 scores and their 16-bit
+    copy) and 1 where they have 32; where MMA takes operands from registers, the fragments of a tile too."""
     width = sum(max(16, power(w)) for w in p.widths)
     value_width = sum(max(16, power(w)) for w in p.value_widths)
     copies = stages if t.mma_shared and p.bytes == 2 else max(1, stages - 1)
     shared = p.bytes * ((0 if t.warp == 64 else tile_m * width) + copies * tile_n * (width + value_width))
+    # Where the warps do not all fit along the rows, the weights change layout between the products, through shared memory.
+    crowded = tile_m < 32 * warps if t.warp == 64 else tile_m < max(value_width, MMA_ROWS * warps)
+    if crowded and not (t.mma_shared and p.bytes == 2):
+        shared += p.bytes * tile_m * tile_n
+    if t.arch == "sm_100" and p.bytes == 2:
+        # Barriers, and what two warp groups exchange to reduce and rescale rows.
+        shared += tile_m * value_width // 2 if warps > 4 else 1024
     copy = 1.5 if p.bytes == 2 else 1.0
     threads = warps * t.warp
     registers = math.ceil((tile_m * value_width + copy * tile_m * tile_n) / threads) + OTHER_REGISTERS
     if p.bytes == 4:
         # No MMA in full fp32: a thread multiplies with FMAs, whole rows of both operands in its registers.
         registers += 2 * max(0, max(tile_m, tile_n) * max(width, value_width) // t.warp - FREE_FRAGMENTS)
+    elif t.arch == "sm_100":
+        # Accumulators live in tensor memory; scores pass through registers twice on the way there.
+        registers += math.ceil(copy * tile_m * tile_n / threads)
     elif not t.mma_shared:
         fragments = tile_n * max(width, value_width) * p.bytes // (4 * t.warp)
         registers += max(0, fragments - FREE_FRAGMENTS) // 2
@@ -75,8 +87,10 @@ def problems(p: Problem, t: GpuTarget, tile_m: int, tile_n: int, warps: int, sta
     taken, found = use(p, t, tile_m, tile_n, warps, stages), list[str]()
     if taken.shared > t.shared_per_block:
         found.append(f"{taken.shared} bytes of shared memory, a block of {t.name} has {t.shared_per_block}")
-    if taken.registers > t.registers_per_thread:
-        found.append(f"{taken.registers} registers a thread, {t.name} has {t.registers_per_thread}")
+    # ptxas keeps code for compute capability 8.9 and 12.0 within what lets three blocks of 128 threads run, and spills for it.
+    most = min(t.registers_per_thread, 168) if t.threads_per_sm == 1536 and warps == 4 else t.registers_per_thread
+    if taken.registers > most:
+        found.append(f"{taken.registers} registers a thread, {t.name} has {most}")
     if not found and taken.resident < 1:
         found.append(f"{taken.registers} registers in {warps * t.warp} threads, an SM of {t.name} has {t.registers_per_sm}")
     for name, length in (("tile_m", tile_m), ("tile_n", tile_n)):

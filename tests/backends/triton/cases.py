@@ -73,7 +73,8 @@ def with_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.T
 
 def in_fp32(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Halves in, fp32 out: nothing in between may be rounded to a half."""
-    return (q.float() @ k.float().mT * q.shape[-1] ** -0.5).softmax(-1) @ v.float()
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return (q.to(wide) @ k.to(wide).mT * q.shape[-1] ** -0.5).softmax(-1) @ v.to(wide)
 
 
 def documents(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

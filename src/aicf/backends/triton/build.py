@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aicf.backends.triton.emit import Entry, Source
-from aicf.backends.triton.launch import load_module
+from aicf.backends.triton.launch import load_module, options
 from aicf.kernel import Kernel
 from aicf.scalar import DType
 
@@ -82,7 +82,7 @@ def compile_offline(kernel: Kernel, source: Source, entry: Entry, arch: str, war
         if aligned and (signature[list(signature)[k]].startswith("*") or "_stride_" in name)
     }
     made: Any = triton.compile(
-        ASTSource(function, signature, {}, attributes), target=target, options={"num_warps": entry.warps, "num_stages": entry.stages}
+        ASTSource(function, signature, {}, attributes), target=target, options=options(entry)
     )
     shared = int(made.metadata.shared)
     if amd:

@@ -108,7 +108,7 @@ def power(x, y):
     # |x|**y = 2**(n y) 2**(y log2(|x| / 2**n)), and what the products lose to rounding put back.
     a = tl.abs(x)
     l = tl.log2(a)
-    n = tl.where(tl.abs(l) < 126.0, tl.floor(l), 0.0)
+    n = tl.where(tl.abs(l) < 126.0, tl.floor(l + 0.5), 0.0)
     u = y * tl.log2(a * tl.exp2(-n))
     t = y * n
     p = tl.where(tl.abs(y) == float("inf"), tl.where(a == 1.0, 0.0, y * l), t + u)

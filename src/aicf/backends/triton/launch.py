@@ -90,7 +90,12 @@ class GpuKernel:
             count = programs(entry, sizes)
             if count:
                 run = functions[entry.name][(count, 1, 1)]
-                run(*(values[a] for a in entry.arguments), num_warps=entry.warps, num_stages=entry.stages)
+                run(*(values[a] for a in entry.arguments), **options(entry))
+
+
+def options(entry: Entry) -> dict[str, Any]:
+    """What Triton is told about a function: its warps, its stages, and that a product and a sum may become one FMA."""
+    return {"num_warps": entry.warps, "num_stages": entry.stages, "enable_fp_fusion": True}
 
 
 def programs(entry: Entry, sizes: Mapping[str, int]) -> int:

@@ -1,0 +1,92 @@
+"""Kernels compiled for GPUs that are not here: they compile, do not spill, use the matrix units, and take the shared memory that the
+schedule said. AICF_ALL_KERNELS=1 compiles the whole set (some ten minutes); else a sample for two targets."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from aicf.backends.triton import emit
+from aicf.backends.triton.launch import interpreting
+from aicf.frontends.torch.backend import backend_options, streamed_module
+from aicf.driver import RegionResult
+from aicf.report import GraphReport
+from aicf.runtime.device import DeviceExecutable
+from aicf.scalar import DType
+from aicf.schedule import GpuTarget, named_target
+
+from .cases import Own, causal, dense, grouped, kept, with_lse
+
+pytest.importorskip("triton")
+from aicf.backends.triton.build import Artifact, compile_offline  # noqa: E402
+
+pytestmark = pytest.mark.skipif(interpreting(), reason="Triton's interpreter compiles nothing")
+EVERYTHING = os.environ.get("AICF_ALL_KERNELS") == "1"
+TARGETS = ("a100", "rtx4090", "h100", "b200", "rtx5090", "mi300x")
+CASES = {"dense": dense, "causal": causal, "grouped": grouped, "kept": kept, "with_lse": with_lse}
+TYPES: dict[DType, torch.dtype] = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+
+
+def region(name: str, target: str, dtype: DType, d: int, n: int = 4096) -> RegionResult:
+    """The streamed region of a case at training size; only shapes matter, the tensors hold nothing."""
+    found: list[GraphReport] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        found.append(streamed_module(gm, inputs, backend_options({"fuse": "always", "target": target}))[0])
+        return gm.forward
+
+    heads = 16
+    case = Own(CASES[name], heads=heads, kv_heads=4 if name == "grouped" else heads, d=d, dv=d)
+    extra = {"keep": torch.ones(1, 1, n, n, dtype=torch.bool)} if name == "kept" else {}
+    tensors = {k: t.to("meta") for k, t in (case.make(n, n, TYPES[dtype]) | extra).items()}
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(case.fn, backend=backend)(**tensors)
+    (result,) = (r for g in found for r in g.regions)
+    assert result.status == "streamed", result.reason
+    return result
+
+
+def artifacts(result: RegionResult) -> list[Artifact]:
+    assert isinstance(result.executable, DeviceExecutable) and result.executable.machine is not None
+    kernel, machine = result.executable.kernel, result.executable.machine
+    source = emit(kernel)
+    return [compile_offline(kernel, source, e, machine.arch, machine.warp) for e in source.entries]
+
+
+def account(result: RegionResult) -> int:
+    """The bytes of shared memory that the schedule counted on, as its reason says."""
+    assert result.schedule is not None
+    return int(result.schedule.reason("residency").split()[0])
+
+
+SAMPLE = [("dense", "h100", "bf16", 64), ("causal", "a100", "bf16", 64)]
+ALL = [(c, t, y, d) for c in CASES for t in TARGETS for y in ("bf16",) for d in (64, 128)]
+ALL += [("dense", t, y, 64) for t in TARGETS for y in ("f16", "f32")]
+
+
+@pytest.mark.parametrize(("name", "target", "dtype", "d"), [*SAMPLE, *(x for x in ALL if EVERYTHING and x not in SAMPLE)])
+def test_compiles_as_scheduled(name: str, target: str, dtype: DType, d: int):
+    result = region(name, target, dtype, d)
+    machine = named_target(target)
+    assert isinstance(machine, GpuTarget)
+    for made in artifacts(result):
+        used = made.resources
+        assert used.spills == 0, used
+        assert used.shared <= machine.shared_per_block
+        if dtype != "f32":
+            names = " ".join(n for n, _ in used.tensor_core)
+            wanted = {"a100": "HMMA", "h100": "HGMMA", "b200": "UTCHMMA", "mi300x": "v_mfma"}.get(target, "HMMA")
+            assert wanted in names, used
+            assert abs(used.shared - account(result)) <= 0.1 * used.shared, (used.shared, account(result))
+
+
+def test_two_targets_give_different_schedules():
+    """One graph, two machines: what is decided differs, and each says why."""
+    made = {t: region("causal", t, "bf16", 128).schedule for t in ("h100", "mi300x")}
+    h100, mi300x = made["h100"], made["mi300x"]
+    assert h100 is not None and mi300x is not None
+    assert (h100.tile_m, h100.tile_n, h100.warps) != (mi300x.tile_m, mi300x.tile_n, mi300x.warps)
+    assert h100.reason("residency") != mi300x.reason("residency")
