@@ -3,7 +3,8 @@
     Semantic IR --AttentionPatternPass--> ExecutionRegion --StreamingLoweringPass--> StreamingRegion + TileRegion
                 --lower_to_kernel--> Kernel IR --build--> code
 
-Every attention that is seen ends as one of three: `streamed`; `declined`, when the cost model expects the unfused form to be faster;
+Every attention that is seen ends as one of three: `streamed`; `declined`, when the cost model expects the unfused form to be
+faster;
 `refused`, when the meaning could not be kept or a limit is in the way. The last two have reasons.
 """
 
@@ -49,8 +50,8 @@ STAGES = ("semantic", "mcir", "kernel", *CPU_STAGES, *GPU_STAGES)
 class Options:
     """How to compile. `fuse`: "auto" lets the cost model decline, "always" streams whatever can be. `target`: a target's name or
     value, this machine when None. `schedule`: decisions to keep, by name. `threads`: workers per kernel (all cores when None).
-    `strict`: NaN and infinities under a mask come out as in the source, so that no tile is skipped; else what a mask hides is assumed
-    to be finite."""
+    `strict`: NaN and infinities under a mask come out as in the source, so that no tile is skipped; else what a mask hides
+    is assumed to be finite."""
 
     fuse: Literal["auto", "always"] = "auto"
     target: Target | str | None = None
@@ -67,7 +68,8 @@ class Options:
 
 @dataclass
 class RegionResult:
-    """What became of one attention: its status and reason, its place in the user's program, the source nodes whose tensors it reads
+    """What became of one attention: its status and reason, its place in the user's program, the source nodes whose tensors
+    it reads
     and makes, and, when streamed, its schedule and executable. `bytes_unfused`: the score-shaped tensors of the unfused form;
     `bytes_streamed`: the working memory of the streamed one. `tiles`: empty, partial and full tiles of a call, None when they
     depend on tensors that are not known."""
@@ -89,8 +91,8 @@ class RegionResult:
     nodes: tuple[Node, ...] = ()
 
     def dump(self, stage: str) -> str:
-        """The region at one of STAGES. ValueError for another stage, for stages that a region that is not streamed never reached, and
-        for those of another kind of target."""
+        """The region at one of STAGES. ValueError for another stage, for stages that a region that is not streamed never
+        reached, and for those of another kind of target."""
         if stage not in STAGES:
             raise ValueError(f"no stage {stage!r}: the stages are {', '.join(STAGES)}")
         if stage == "semantic":
@@ -138,8 +140,8 @@ def compile_graph(
 ) -> Compilation:
     """Finds, derives, schedules and prepares every attention of `graph`.
 
-    `anchors`: nodes whose tensors exist outside of regions (all when None); `parameters`: model weights; `hints`: likely values of
-    size symbols, for the cost model only. Code is built when a region first runs.
+    `anchors`: nodes whose tensors exist outside of regions (all when None); `parameters`: model weights; `hints`: likely
+    values of size symbols, for the cost model only. Code is built when a region first runs.
     """
     chosen = options or Options()
     module = AttentionPatternPass(anchors, parameters)(graph)

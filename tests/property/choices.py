@@ -1,6 +1,7 @@
 """Random choices that can be taken back one by one.
 
-Every choice has a name and is drawn from the seed and that name alone, so that no choice shifts another. A choice that is overridden
+Every choice has a name and is drawn from the seed and that name alone, so that no choice shifts another. A choice that is
+overridden
 takes the value given; the first option of every choice is its plainest, and `reduced` turns as many choices as it can to that.
 """
 

@@ -317,7 +317,8 @@ class _Writer:
 
     def _map(self, k: int) -> None:
         c = self.c
-        match c.pick(f"map {k}", "softcap", "tanh", "alibi", "constant", "decay", "clamp", "leaky", "square", "gelu", "silu", "abs",
+        match c.pick(f"map {k}", "softcap", "tanh", "alibi", "constant", "decay", "clamp", "leaky", "square", "gelu", "silu",
+                "abs",
                      "wide", "temperature", "where", "distance", "softplus"):  # fmt: skip
             case "softcap":
                 cap = c.pick(f"cap {k}", 20.0, 5.0, 50.0)
@@ -358,7 +359,8 @@ class _Writer:
 
     def _bias(self, k: int) -> None:
         c, name = self.c, f"bias{k}"
-        how = c.pick(f"bias {k}", "h n m", "1 n m", "n m", "b 1 1 m", "b h 1 m", "b 1 n m", "1 h n m", "b h n 1", "b h n m", "relative",
+        how = c.pick(f"bias {k}", "h n m", "1 n m", "n m", "b 1 1 m", "b h 1 m", "b 1 n m", "1 h n m", "b h n 1", "b h n m",
+                "relative",
                      "buckets", "turned")  # fmt: skip
         left = c.flag(f"bias on the left {k}", 0.3)
         match how:
@@ -395,7 +397,8 @@ class _Writer:
             if joint != "none":
                 left, right = self.condition(where + "l", depth + 1), self.condition(where + "r", depth + 1)
                 return f"({left} {'&' if joint == 'and' else '|'} {right})"
-        kinds = ("causal", "corner", "offset", "tril", "window", "band", "dilated", "prefix", "blocks", "same block", "global", "parity",
+        kinds = ("causal", "corner", "offset", "tril", "window", "band", "dilated", "prefix", "blocks", "same block",
+                "global", "parity",
                  "documents", "lengths", "rows", "padding", "padding of ones", "dense", "dense per batch", "dense per head",
                  "threshold", "never", "always", "shuffled documents", "starts")  # fmt: skip
         name = f"x{where}"
@@ -489,7 +492,8 @@ class _Writer:
         c = self.c
         lowest = repr(LOWEST[self.dtype])
         finite = [lowest, "-1e4", "-30.0"] + (["-1e9"] if self.dtype != "f16" else [])
-        forms = ["filled", "where", "where on the left", "added", "added lowest", "one minus", "one minus times score", "times", "after",
+        forms = ["filled", "where", "where on the left", "added", "added lowest", "one minus", "one minus times score",
+                "times", "after",
                  "after filled", "after renormalised", "log", "where added", "filled in place", "min"]  # fmt: skip
         form = c.pick(f"form {k}", *forms)
         if form == "added" and c.flag(f"read mask {k}", 0.5):
@@ -534,8 +538,10 @@ class _Writer:
 
     def _normalised(self) -> None:
         c = self.c
-        kinds = ("softmax", "softmax wide", "softmax by hand", "last", "log softmax", "log sum exp", "relu", "squared relu", "sigmoid",
-                 "off by one", "sink", "zero sink", "epsilon", "negated", "safe", "twice shifted", "difference", "clamped")  # fmt: skip
+        kinds = ("softmax", "softmax wide", "softmax by hand", "last", "log softmax", "log sum exp", "relu", "squared relu",
+                "sigmoid",
+                 "off by one", "sink", "zero sink", "epsilon", "negated", "safe", "twice shifted", "difference",
+                         "clamped")  # fmt: skip
         kind = c.pick("normaliser", *kinds, often=4)
         p = "p"
         divide = ""

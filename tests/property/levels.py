@@ -50,7 +50,8 @@ _NAMES: dict[torch.dtype, DType] = {torch.float32: "f32", torch.float16: "f16", 
 
 @dataclass
 class Outcome:
-    """What became of a program: per level, that it ran; regions by status; reasons of refusals; and what failed (level, message)."""
+    """What became of a program: per level, that it ran; regions by status; reasons of refusals; and what failed (level,
+    message)."""
 
     ran: list[str] = field(default_factory=list[str])
     statuses: list[str] = field(default_factory=list[str])
@@ -370,8 +371,8 @@ def _more(p: Program, run: Run) -> Iterator[tuple[Any, Any, Any]]:
 def _judge(
     p: Program, run: Run, got: list[torch.Tensor], eager: list[torch.Tensor], exact: list[torch.Tensor], unfused: bool
 ) -> None:
-    """Raises Wrong when the contract is broken. An `unfused` result is eager's own computation in another library's functions: both
-    it and eager may be off by a rounding more."""
+    """Raises Wrong when the contract is broken. An `unfused` result is eager's own computation in another library's
+    functions: both it and eager may be off by a rounding more."""
     broken = _broken(got, eager, exact, unfused)
     if broken is None:
         return
@@ -420,7 +421,8 @@ def _broken_flat(results: Sequence[Any], dtypes: Sequence[torch.dtype], unfused:
             if float(of(mine)) > allowed:
                 at = int(mine.argmax())
                 return (
-                    f"result {k}: {name} error {float(of(mine)):.3g} is over {allowed:.3g} = 2 x {float(of(theirs)):.3g} + rounding; "
+                    f"result {k}: {name} error {float(of(mine)):.3g} is over {allowed:.3g} = 2 x {float(of(theirs)):.3g} "
+                    f"+ rounding; "
                     f"worst {float(g[both][at]):.6g}, eager {float(e[both][at]):.6g}, float64 {float(x[both][at]):.6g}"
                 )
     return None

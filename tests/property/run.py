@@ -61,7 +61,7 @@ def _worker(job: tuple[list[int], tuple[str, ...]]) -> tuple[list[tuple[int, Out
 
 def main(argv: list[str] | None = None) -> int:
     """The command; 0 when no program failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.property.run", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.property.run", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_what_is_written_is_read() -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda d: d[:-1], lambda d: d[:40] + b"X" + d[41:], lambda d: b"", lambda d: b"junk" + d])
-def test_a_damaged_entry_is_rebuilt(own_cache: Path, damage) -> None:
+def test_a_damaged_entry_is_rebuilt(own_cache: Path, damage: Callable[[bytes], bytes]) -> None:
     key = cache.key_of("kernel")
     cache.write(key, b"code" * 20)
     (file,) = own_cache.rglob("*.o")

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aicf.driver import ArrayRef, Options, compile_graph
+from aicf.driver import ArrayRef, Options, RegionResult, compile_graph
 from aicf.runtime.native import Counts
-from aicf.semantic import build_attention_semantic_graph, run_graph
+from aicf.semantic import Graph, build_attention_semantic_graph, run_graph
 from tests.contract import assert_contract
 
 MASKS = ["causal", None]
@@ -26,7 +26,8 @@ def arrays(rng: np.random.Generator, b: int, h: int, n: int, m: int, d: int = 64
     return [rng.standard_normal((b, h, x, d)).astype(np.float32) for x in (n, m, m)]
 
 
-def run(result, values: list[np.ndarray]) -> np.ndarray:
+def run(result: RegionResult, values: list[np.ndarray]) -> np.ndarray:
+    assert result.executable is not None
     q, k, v = values
     out = np.full((*q.shape[:-1], v.shape[-1]), 7, np.float32)
     sizes = {"B": q.shape[0], "H": q.shape[1], "N": q.shape[2], "M": k.shape[2]}
@@ -46,7 +47,7 @@ def test_every_schedule_gives_the_graphs_result(mask: str | None, schedule: str)
         assert_contract(run(result, values), run_graph(graph, values)[0], wide, "f32")
 
 
-def run_graph_double(graph, values: list[np.ndarray]) -> np.ndarray:
+def run_graph_double(graph: Graph, values: list[np.ndarray]) -> np.ndarray:
     mask = any(n.op == "where" for n in graph.nodes)
     q, k, v = (x.astype(np.float64) for x in values)
     s = q @ k.swapaxes(-1, -2) * 0.125
@@ -74,6 +75,7 @@ def test_static_lengths_share_one_kernel() -> None:
         result = compile_graph(graph, Options(fuse="always", schedule="tile_m=48,tile_n=32")).regions[0]
         values = arrays(rng, 1, 2, n, n)
         out = np.empty_like(values[0])
+        assert result.executable is not None
         result.executable.run([ref(x) for x in values], [ref(out)], [])
         texts.add(result.dump("kernel").replace("\n", " "))
     assert len(texts) == 1

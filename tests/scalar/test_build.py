@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from aicf.scalar import (
     Const,
+    Expr,
     bounds,
     call,
     cast,
@@ -110,21 +111,21 @@ def written(draw: st.DrawFn, depth: int = 3) -> str:
 class _Symbol:
     """Python operators on expressions, to build an expression from written text."""
 
-    def __init__(self, e) -> None:
+    def __init__(self, e: Expr) -> None:
         self.e = e
 
-    def _with(self, fn: str, other, flip: bool = False):
+    def _with(self, fn: str, other: _Symbol | int, flip: bool = False):
         e = other.e if isinstance(other, _Symbol) else const(other, "i64")
         return _Symbol(call(fn, e, self.e) if flip else call(fn, self.e, e))
 
-    def __add__(self, o): return self._with("add", o)
-    def __radd__(self, o): return self._with("add", o, True)
-    def __sub__(self, o): return self._with("sub", o)
-    def __rsub__(self, o): return self._with("sub", o, True)
-    def __mul__(self, o): return self._with("mul", o)
-    def __rmul__(self, o): return self._with("mul", o, True)
-    def __floordiv__(self, o): return self._with("floordiv", o)
-    def __mod__(self, o): return self._with("mod", o)
+    def __add__(self, o: _Symbol | int): return self._with("add", o)
+    def __radd__(self, o: _Symbol | int): return self._with("add", o, True)
+    def __sub__(self, o: _Symbol | int): return self._with("sub", o)
+    def __rsub__(self, o: _Symbol | int): return self._with("sub", o, True)
+    def __mul__(self, o: _Symbol | int): return self._with("mul", o)
+    def __rmul__(self, o: _Symbol | int): return self._with("mul", o, True)
+    def __floordiv__(self, o: _Symbol | int): return self._with("floordiv", o)
+    def __mod__(self, o: _Symbol | int): return self._with("mod", o)
 
 
 @given(written(), st.integers(0, 30), st.integers(0, 15), st.integers(0, 7))
@@ -138,7 +139,7 @@ def test_integer_normal_form_keeps_the_value(text: str, vi: int, vj: int, vh: in
 
 
 @given(integers(), st.integers(0, 30), st.integers(0, 15), st.integers(0, 7))
-def test_bounds_hold(e, vi: int, vj: int, vh: int):
+def test_bounds_hold(e: Expr, vi: int, vj: int, vh: int):
     with extents({i: size(31), j: size(16), h: size(8)}):
         low, high = bounds(e)
     value = int(evaluate(e, {"i": np.int64(vi), "j": np.int64(vj), "h": np.int64(vh)}))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from aicf.scalar import FUNCTIONS, Expr, const, evaluate, size
+from aicf.scalar import FUNCTIONS, Expr, Load, const, evaluate, size
 from aicf.semantic import OPS, Graph, GraphBuilder, run_graph
 from aicf.streaming.pull import Puller, output_index
 
@@ -25,7 +26,7 @@ def by_elements(graph: Graph, values: list[np.ndarray]) -> np.ndarray:
     tensors = {n.name: v for n, v in zip(graph.inputs, values, strict=True)}
     tensors |= {n.name: np.asarray(n.attrs["value"]) for n in puller.loads.values() if n.op == "constant"}
 
-    def read(node, where):  # an element that `where` or `pad` does not select may be out of range
+    def read(node: Load, where: tuple[Any, ...]) -> Any:  # an element that `where` or `pad` does not select may be out of range
         t = tensors[node.tensor]
         inside = tuple(np.clip(w, 0, max(n - 1, 0)) for w, n in zip(where, t.shape, strict=True))
         return t[inside]

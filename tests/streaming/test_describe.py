@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from aicf.scalar import call, const, index, load, size
+from aicf.scalar import Expr, call, const, index, load, size
 from aicf.streaming.describe import describe_mask
 
 i, j, m, n = (index(x) for x in "ijmn")
 
 
-def sub(a, b):
+def sub(a: Expr, b: Expr) -> Expr:
     return call("sub", a, b)
 
 

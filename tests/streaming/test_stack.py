@@ -7,7 +7,7 @@ import numpy as np
 from aicf.driver import ArrayRef, Options, compile_graph
 from aicf.mcir.passes.streaming_lowering import semantics
 from aicf.scalar import show
-from aicf.semantic import Graph, GraphBuilder, run_graph
+from aicf.semantic import Graph, GraphBuilder, Node, run_graph
 from tests.contract import assert_contract
 
 
@@ -15,7 +15,7 @@ def decode(heads: int, shared: int, queries: int = 1, keys: int = 100) -> Graph:
     b = GraphBuilder()
     q, k, v = (b.input(n, "f32", (2, h, m, 64)) for n, h, m in (("q", heads, queries), ("k", shared, keys), ("v", shared, keys)))
 
-    def repeated(x):
+    def repeated(x: Node) -> Node:
         wide = b.expand(b.reshape(x, (2, shared, 1, keys, 64)), (2, shared, heads // shared, keys, 64))
         return b.reshape(wide, (2, heads, keys, 64))
 

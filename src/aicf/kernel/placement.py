@@ -22,7 +22,8 @@ def placed(kernel: Kernel, *, warps: int, stages: int) -> Kernel:
             case Parallel():
                 return replace(s, unit="block", warps=warps, body=body(s.body))
             case Stream():
-                # Loads are overlapped with products; a stream around another one, or one that only combines, has nothing to overlap.
+                # Loads are overlapped with products; a stream around another one, or one that only combines, has nothing to
+                # overlap.
                 inside = [x for p in s.phases for x in statements(p.body)]
                 busy = any(isinstance(x, Contract) for x in inside) and not any(isinstance(x, Stream) for x in inside)
                 return replace(s, stages=stages if busy else 1, phases=tuple(replace(p, body=body(p.body)) for p in s.phases))

@@ -1,8 +1,9 @@
 """The kernel cache: object code by what it was made from, in memory and on disk.
 
-A key is a hash of the kernel's text, the target and the versions of everything that took part in making the code. A file holds a magic
-line, the hash of its content and the content; what does not check is rebuilt, never trusted. Files appear by an atomic rename, so any number
-of processes may fill one cache at once.
+A key is a hash of the kernel's text, the target and the versions of everything that took part in making the code. A file
+holds a magic
+line, the hash of its content and the content; what does not check is rebuilt, never trusted. Files appear by an atomic
+rename, so any number of processes may fill one cache at once.
 """
 
 from __future__ import annotations

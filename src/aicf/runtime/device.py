@@ -1,6 +1,6 @@
 """An executable region on a device with memory of its own: tensors instead of addresses, scratch from the caller's allocator.
 
-    executable.launch([q, k, v], [o], sizes, empty)      launches on the current device and stream, and returns at once
+executable.launch([q, k, v], [o], sizes, empty)      launches on the current device and stream, and returns at once
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class DeviceExecutable(Executable):
         built.launch(tensors, bound, {}, empty)
 
     def dump(self, stage: str) -> str:
-        """The kernel as Triton source, or what Triton makes of it for the target without the device: ptx (AMD: its assembly), sass,
-        or resources (registers, spills, shared memory, tensor-core instructions)."""
+        """The kernel as Triton source, or what Triton makes of it for the target without the device: ptx (AMD: its
+        assembly), sass, or resources (registers, spills, shared memory, tensor-core instructions)."""
         source = emit(self.kernel)
         if stage == "triton":
             return source.text

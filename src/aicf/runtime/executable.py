@@ -1,6 +1,7 @@
 """An executable region: from addresses and strides of actual tensors to a launched kernel.
 
-The kernel is specialised on which dimension of each tensor is contiguous, and on nothing else that changes between calls: lengths,
+The kernel is specialised on which dimension of each tensor is contiguous, and on nothing else that changes between calls:
+lengths,
 batches, heads and strides are arguments. A layout seen for the first time builds (or loads from the cache) its kernel once.
 """
 
@@ -142,7 +143,9 @@ class Executable:
     def scratch_bytes(self, sizes: Mapping[str, int]) -> int:
         """Bytes of scratch tensors in global memory for given kernel sizes."""
         return sum(
-            BYTES[t.dtype] * int(np.prod([integer(d, sizes) for d in t.shape])) for t in self.kernel.tensors if t.role == "scratch"
+            BYTES[t.dtype] * int(np.prod([integer(d, sizes) for d in t.shape]))
+            for t in self.kernel.tensors
+            if t.role == "scratch"
         )
 
 
@@ -166,7 +169,8 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def tile_counts(kernel: Kernel, sizes: Mapping[str, int], tensors: Mapping[str, Any]) -> dict[str, int]:
-    """How many tiles of a call are empty, partial and full, by evaluating the kernel's own phase conditions over the grid of tiles.
+    """How many tiles of a call are empty, partial and full, by evaluating the kernel's own phase conditions over the grid of
+    tiles.
 
     `sizes`: kernel sizes; `tensors`: arrays by kernel name, needed when the mask reads per-token tensors.
     """
@@ -180,7 +184,11 @@ def tile_counts(kernel: Kernel, sizes: Mapping[str, int], tensors: Mapping[str, 
     keys = integer(kernel.axis(stream.axis).extent, sizes)
     grid = np.meshgrid(*(np.arange(0, n, by) for _, n, by in loops), np.arange(0, keys, step), indexing="ij", sparse=True)
     names = [*(name for name, _, _ in loops), stream.axis + "0"]
-    env: dict[str, Any] = {**{k: np.int64(v) for k, v in sizes.items()}, **dict(zip(names, grid, strict=True)), "skipping": np.int64(1)}
+    env: dict[str, Any] = {
+        **{k: np.int64(v) for k, v in sizes.items()},
+        **dict(zip(names, grid, strict=True)),
+        "skipping": np.int64(1),
+    }
     shape = np.broadcast_shapes(*(g.shape for g in grid))
     left = np.ones(shape, dtype=bool)
     low, high = (np.broadcast_to(evaluate(e, env, arrays), shape) for e in (stream.lo, stream.hi))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -48,7 +49,7 @@ def build_native(kernel: Kernel) -> Any:
     """The compiled kernel for the processor of this process. Kernels of the same text are built once, whatever they came from."""
     target = llvm.host_target()
     # Header lines say where a kernel came from; code does not depend on them.
-    text = print_kernel(Kernel(**{**kernel.__dict__, "header": ()}))
+    text = print_kernel(replace(kernel, header=()))
     key = key_of(text, target.triple, target.cpu, target.features, _versions())
     found = _BUILT.get(key)
     if found is not None:

@@ -90,7 +90,8 @@ class GraphBuilder:
         return self._add(op, self._lifted(operands), attrs, name)
 
     def _lifted(self, operands: tuple[Value, ...]) -> tuple[Node, ...]:
-        first = next((x.type.dtype for x in operands if isinstance(x, Node) and x.type.dtype != "bool"), None)
+        numeric: list[DType] = [x.type.dtype for x in operands if isinstance(x, Node) and x.type.dtype != "bool"]
+        first = numeric[0] if numeric else None
         out: list[Node] = []
         for x in operands:
             if isinstance(x, Node):

@@ -131,7 +131,8 @@ def _elementwise(name: str) -> Op:
 
     def infer(types: Types, attrs: Attrs) -> TensorType:
         _need(len(types) == row.arity, f"{name} takes {row.arity} operands, got {len(types)}")
-        return TensorType(row.result(*(t.dtype for t in types)), broadcast(*(t.shape for t in types)))
+        dtypes: list[DType] = [t.dtype for t in types]
+        return TensorType(row.result(*dtypes), broadcast(*(t.shape for t in types)))
 
     def numpy(values: list[Any], attrs: Attrs, out: TensorType, sizes: Sizes) -> Any:
         if row.kind == "float" and not all(np.asarray(v).dtype.kind == "f" for v in values):
@@ -273,7 +274,7 @@ def _concat_type(types: Types, attrs: Attrs) -> TensorType:
         others = [d for k, d in enumerate(t.shape) if k != axis]
         _need(others == [d for k, d in enumerate(types[0].shape) if k != axis], f"cannot concatenate {types[0]} and {t}")
         total = call("add", total, t.shape[axis])
-    dtype = types[0].dtype
+    dtype: DType = types[0].dtype
     for t in types[1:]:
         dtype = FUNCTIONS["add"].result(dtype, t.dtype)
     return TensorType(dtype, tuple(total if k == axis else d for k, d in enumerate(types[0].shape)))

@@ -225,7 +225,8 @@ def _sum(s: _States, name: str, body: Expr) -> Expr:
 
 
 def _restored(g: Var, rest: Term) -> Term:
-    """The carried sum `g` times its hoisted factor. A sum divided by itself stays written: it is 1, or NaN where `g` is 0 or NaN."""
+    """The carried sum `g` times its hoisted factor. A sum divided by itself stays written: it is 1, or NaN where `g` is 0 or
+    NaN."""
     if rest == Term(powers=((g, -1),)):
         return Term(powers=((call("div", g, g), 1),))
     return product(Term(powers=((g, 1),)), rest)

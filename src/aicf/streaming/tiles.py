@@ -72,7 +72,7 @@ class Box:
     def extreme(self, op: str, e: Expr) -> Expr | None:
         """The per-tile minimum or maximum of a value of one position, through a summary; None when it has two positions."""
         axes = self.axes(e)
-        if len(axes) != 1 or any(isinstance(x, Var) and x.name.startswith("s") and x.dtype == "f32" for x in variables(e)):
+        if len(axes) != 1 or any(is_float(x.dtype) for x in variables(e)):
             return None
         key = (op, e)
         if key not in self.requests:
@@ -189,7 +189,7 @@ def _product(box: Box, a: Expr, b: Expr) -> Interval | None:
             if x is None:
                 return None
             ends = (call("mul", x[0], number), call("mul", x[1], number))
-            return ends if number.value >= 0 else ends[::-1]
+            return ends if number.value >= 0 else (ends[1], ends[0])
     x, y = interval(box, a), interval(box, b)
     if x is None or y is None:
         return None
@@ -310,7 +310,9 @@ def masked(box: Box, u: Expr, fills: Fills) -> Expr:
 def _switches(box: Box, u: Expr) -> list[Expr]:
     """Conditions that are turned into numbers inside `u`: `s * keep - 1e4 * (1 - keep)`."""
     here = [x.args[0] for x in walk(u) if isinstance(x, Call) and x.fn == "cast" and x.args[0].dtype == "bool"]
-    here += [x.args[0] for x in walk(u) if isinstance(x, Call) and x.fn == "where" and all(isinstance(a, Const) for a in x.args[1:])]
+    here += [
+        x.args[0] for x in walk(u) if isinstance(x, Call) and x.fn == "where" and all(isinstance(a, Const) for a in x.args[1:])
+    ]
     return [c for c in dict.fromkeys(here) if box.axes(c)]
 
 
@@ -422,7 +424,8 @@ def conditions(e: Expr, positions: frozenset[Var]) -> list[Expr]:
 
 
 def stream_bounds(empty: Expr, origin: Var, step: int) -> tuple[list[Expr], list[Expr]]:
-    """Bounds of the streamed tiles that `empty` implies: lower bounds for the origin (in whole tiles) and exclusive upper bounds. `empty` is a disjunction; each disjunct that is one comparison affine in the origin gives one bound."""
+    """Bounds of the streamed tiles that `empty` implies: lower bounds for the origin (in whole tiles) and exclusive upper
+    bounds. `empty` is a disjunction; each disjunct that is one comparison affine in the origin gives one bound."""
     lower: list[Expr] = []
     upper: list[Expr] = []
     for part in _disjuncts(empty):

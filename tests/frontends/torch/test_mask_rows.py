@@ -1,6 +1,7 @@
 """What a row gives, per form of mask: partly and fully masked rows equal eager PyTorch, in every precision.
 
-Each case has rows that see all, some and none of the keys, over several tiles, so that whole tiles are skipped where that is allowed.
+Each case has rows that see all, some and none of the keys, over several tiles, so that whole tiles are skipped where that is
+allowed.
 """
 
 from __future__ import annotations

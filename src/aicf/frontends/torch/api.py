@@ -40,7 +40,14 @@ def compile(
     Raises TypeError for what is not callable and ValueError for a bad option.
     """
     _callable(fn_or_module, "aicf.compile")
-    options: dict[str, Any] = {"fuse": fuse, "require": require, "target": target, "schedule": schedule, "threads": threads, "strict": strict}
+    options: dict[str, Any] = {
+        "fuse": fuse,
+        "require": require,
+        "target": target,
+        "schedule": schedule,
+        "threads": threads,
+        "strict": strict,
+    }
     backend_options(options)
     compiled: Any = torch.compile(fn_or_module, backend="aicf", options=options)
     if isinstance(compiled, torch.nn.Module):

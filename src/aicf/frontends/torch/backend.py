@@ -25,6 +25,7 @@ from aicf.driver import Options, compile_graph
 from aicf.errors import NotStreamed
 from aicf.report import GraphReport
 
+from .devices import for_device
 from .reader import Reading, read
 from .retrace import retrace
 from .rewrite import misplaced, rewrite
@@ -116,7 +117,7 @@ def _compiled(gm: Module, inputs: Sequence[Any], options: BackendOptions, report
     report.boundaries = [(node.name, why) for node, why in reading.boundaries.items()]
     anchors = frozenset(reading.anchors)
     for _ in range(MAX_CUTS):
-        found = compile_graph(reading.graph, options.driver, anchors, reading.parameters, size_hints(reading))
+        found = compile_graph(reading.graph, for_device(options.driver, inputs), anchors, reading.parameters, size_hints(reading))
         report.regions = found.regions
         unfit = misplaced(traced, reading, report.regions)
         if not unfit:

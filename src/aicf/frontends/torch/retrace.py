@@ -54,8 +54,8 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
 
 
 def trace(fn: Callable[..., Any], mode: FakeTensorMode, fakes: Sequence[Any], pre_dispatch: bool = True) -> torch.fx.GraphModule:
-    """The ATen graph of `fn` on fakes of `mode`, without what nothing uses (nn.MultiheadAttention averages its weights for nobody);
-    without `pre_dispatch` autocast is applied and composite ops are decomposed."""
+    """The ATen graph of `fn` on fakes of `mode`, without what nothing uses (nn.MultiheadAttention averages its weights for
+    nobody); without `pre_dispatch` autocast is applied and composite ops are decomposed."""
     with tracing(TracingContext(mode)), mode, preserve_node_meta():
         traced = make_fx(lambda *args: fn(*args), pre_dispatch=pre_dispatch)(*fakes)
     traced.graph.eliminate_dead_code()

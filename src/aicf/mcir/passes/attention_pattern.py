@@ -68,7 +68,11 @@ def _region(seen: Recognised, name: str) -> ExecutionRegion:
     region.attrs["pattern"] = "scaled_dot_product_attention" if found.softmax_like else "score_map_attention"
     region.attrs["has_mask"] = mask is not None
     region.attrs["q_name"], region.attrs["k_name"], region.attrs["v_name"] = q, k, v
-    operations = ["score_matmul", *(["mask"] if mask is not None else []), *(["softmax"] if found.softmax_like else ["score_map"])]
+    operations = [
+        "score_matmul",
+        *(["mask"] if mask is not None else []),
+        *(["softmax"] if found.softmax_like else ["score_map"]),
+    ]
     region.attrs["operations"] = (*operations, "value_matmul")
     region.attrs["axes"] = _axes(found)
     region.attrs["scores"] = {a.name: f"sum over {a.over.name} of {show(a.row)} * {show(a.key)}" for a in found.atoms}

@@ -8,8 +8,10 @@
                                                      store_tile(O)
 
 The cascade of the region is derived into a one-pass program (`aicf.streaming.derive`): its carried extrema and row sums become
-`update_softmax`, its sums with a payload `accumulate_output`, its finalizers the programs of `store_tile`. Which tiles the mask leaves
-empty or full is proved from the score program (`aicf.streaming.tiles`). Everything that the kernel will do is in the nodes' attributes.
+`update_softmax`, its sums with a payload `accumulate_output`, its finalizers the programs of `store_tile`. Which tiles the
+mask leaves
+empty or full is proved from the score program (`aicf.streaming.tiles`). Everything that the kernel will do is in the nodes'
+attributes.
 """
 
 from __future__ import annotations
@@ -93,9 +95,12 @@ class Operand:
 
 @dataclass(frozen=True)
 class Tiling:
-    """What is proved of tiles, for tile lengths `tile_m` x `tile_n`: when a tile is empty (and may be skipped), when the mask holds
-    everywhere in it (`full`, with the conditions that are then decided), the bounds of the stream, the finite fill whose absorption has
-    to be checked at the end (None: nothing to check), and the per-tile summaries of per-token tensors that the conditions read."""
+    """What is proved of tiles, for tile lengths `tile_m` x `tile_n`: when a tile is empty (and may be skipped), when the
+    mask holds
+    everywhere in it (`full`, with the conditions that are then decided), the bounds of the stream, the finite fill whose
+    absorption has
+    to be checked at the end (None: nothing to check), and the per-tile summaries of per-token tensors that the conditions
+    read."""
 
     empty: Expr
     full: Expr
@@ -113,7 +118,9 @@ class Tiling:
         if self.high:
             lines.append("stream to " + ", ".join(map(show, self.high)))
         if self.fill is not None:
-            lines.append(f"skipped tiles hold {self.fill:g}: done again without skipping when a row's maximum is within 104 of it")
+            lines.append(
+                f"skipped tiles hold {self.fill:g}: done again without skipping when a row's maximum is within 104 of it"
+            )
         lines += [f"{r.param} = {r.op} over each tile of {r.axis.name} of {show(r.value)}" for r in self.summaries]
         return "\n".join(lines)
 
@@ -256,7 +263,9 @@ class _Nodes:
         dtype = "f32" if source is None else source.dtype
         tensor = name if source is None else source.tensor
         tile = self._value(name, shape, mc_dtype(dtype), "shared")
-        return self.b.node(f"load_{short}", MCNodeOp.LOAD_TILE.value, outputs=[tile], source=tensor, operand=Operand(short, axes, element))
+        return self.b.node(
+            f"load_{short}", MCNodeOp.LOAD_TILE.value, outputs=[tile], source=tensor, operand=Operand(short, axes, element)
+        )
 
     def _value(self, name: str, shape: tuple[int, ...], dtype: str, residency: str) -> MCValue:
         kind = name.rstrip("0123456789") if not name.endswith("_tile") else name[0] + "_tile"
@@ -271,7 +280,12 @@ class _Nodes:
             frag = self._value("score_frag" + end, (self.m, self.n), "fp32", "register")
             inputs = [self.values[f"Q{end}_tile"], self.values[f"K{end}_tile"]]
             yield self.b.node(
-                "score" + end, MCNodeOp.COMPUTE_SCORE.value, inputs, [frag], atom=a, contraction=f"{a.name} = q{end} . k{end} over {a.over.name}"
+                "score" + end,
+                MCNodeOp.COMPUTE_SCORE.value,
+                inputs,
+                [frag],
+                atom=a,
+                contraction=f"{a.name} = q{end} . k{end} over {a.over.name}",
             )
 
     def frags(self) -> list[MCValue]:
@@ -284,7 +298,9 @@ class _Nodes:
             outputs.append(self._value(f"softmax_{base.op}" + (str(k + 1) if k else ""), (self.m,), "fp32", "register"))
             self.values[base.name] = outputs[-1]
         for k, s in enumerate(row_sums):
-            outputs.append(self._value(("softmax_sum" if softmax else "row_sum") + (str(k + 1) if k else ""), (self.m,), "fp32", "register"))
+            outputs.append(
+                self._value(("softmax_sum" if softmax else "row_sum") + (str(k + 1) if k else ""), (self.m,), "fp32", "register")
+            )
             self.values[s.name] = outputs[-1]
         op = MCNodeOp.UPDATE_SOFTMAX if softmax else MCNodeOp.UPDATE_STATE
         return self.b.node(
@@ -312,8 +328,12 @@ class _Nodes:
         inputs = [v for v in inputs if v.shape == shape][:1] or inputs[:1]
         dtype = mc_dtype(e.node.type.dtype)
         end = "o" if k == 0 else f"o{k + 1}"
-        tile = self.b.value("O_tile" if k == 0 else f"O{k + 1}_tile", inputs[0].shape if inputs else shape, dtype, residency="global")
-        return self.b.node(f"store_{end}", MCNodeOp.STORE_TILE.value, inputs, [tile], target=e.node.name, program=expr, exit=Held((e,)))
+        tile = self.b.value(
+            "O_tile" if k == 0 else f"O{k + 1}_tile", inputs[0].shape if inputs else shape, dtype, residency="global"
+        )
+        return self.b.node(
+            f"store_{end}", MCNodeOp.STORE_TILE.value, inputs, [tile], target=e.node.name, program=expr, exit=Held((e,))
+        )
 
 
 class Held:
@@ -355,8 +375,8 @@ def finalizer(program: StreamProgram, name: str) -> Expr:
 def tiling(found: Recognised, program: StreamProgram, tile_m: int, tile_n: int, strict: bool = False) -> Tiling:
     """What can be proved of tiles of `tile_m` rows by `tile_n` keys of this region's score programs.
 
-    A tile that the mask hides is empty if what it hides is finite: 0 times infinity is NaN. `strict` assumes nothing, so that no tile
-    is empty, and all that the source computes is computed.
+    A tile that the mask hides is empty if what it hides is finite: 0 times infinity is NaN. `strict` assumes nothing, so
+    that no tile is empty, and all that the source computes is computed.
     """
     row, stream = found.row, found.stream
     box = tiles.tile_box({row: (index("N"), tile_m), stream: (index("M"), tile_n)})
