@@ -56,8 +56,8 @@ def use(p: Problem, t: GpuTarget, tile_m: int, tile_n: int, warps: int, stages: 
     copies = stages if t.mma_shared and p.bytes == 2 else max(1, stages - 1)
     shared = p.bytes * ((0 if t.warp == 64 else tile_m * width) + copies * tile_n * (width + value_width))
     # Where the warps do not all fit along the rows, the weights change layout between the products, through shared memory.
-    crowded = tile_m < 32 * warps if t.warp == 64 else tile_m < max(value_width, MMA_ROWS * warps)
-    if crowded and not (t.mma_shared and p.bytes == 2):
+    turned = tile_m < 32 * warps if t.warp == 64 else tile_m < max(value_width, MMA_ROWS * warps)
+    if turned and not (t.mma_shared and p.bytes == 2):
         shared += p.bytes * tile_m * tile_n
     if t.arch == "sm_100" and p.bytes == 2:
         # Barriers, and what two warp groups exchange to reduce and rescale rows.
@@ -65,13 +65,10 @@ def use(p: Problem, t: GpuTarget, tile_m: int, tile_n: int, warps: int, stages: 
     copy = 1.5 if p.bytes == 2 else 1.0
     threads = warps * t.warp
     registers = math.ceil((tile_m * value_width + copy * tile_m * tile_n) / threads) + OTHER_REGISTERS
-    if p.bytes == 4:
-        # No MMA in full fp32: a thread multiplies with FMAs, whole rows of both operands in its registers.
-        registers += 2 * max(0, max(tile_m, tile_n) * max(width, value_width) // t.warp - FREE_FRAGMENTS)
-    elif t.arch == "sm_100":
+    if t.arch == "sm_100" and p.bytes == 2:
         # Accumulators live in tensor memory; scores pass through registers twice on the way there.
         registers += math.ceil(copy * tile_m * tile_n / threads)
-    elif not t.mma_shared:
+    elif not t.mma_shared and p.bytes == 2:
         fragments = tile_n * max(width, value_width) * p.bytes // (4 * t.warp)
         registers += max(0, fragments - FREE_FRAGMENTS) // 2
     resident = min(
@@ -103,6 +100,13 @@ def problems(p: Problem, t: GpuTarget, tile_m: int, tile_n: int, warps: int, sta
     return found
 
 
+def crowded(p: Problem, t: GpuTarget, tile_m: int, tile_n: int) -> bool:
+    """Whether fp32 tiles are so large that they spill. There is no MMA in full fp32: a thread multiplies with FMAs, whole rows of
+    both operands in its registers. Such tiles run, if slowly, so that they are not offered but can be given."""
+    width = max(sum(p.widths), sum(p.value_widths))
+    return p.bytes == 4 and max(tile_m, tile_n) > MMA_ROWS and max(tile_m, tile_n) * power(width) > t.warp * FREE_FRAGMENTS
+
+
 def candidates(p: Problem, t: GpuTarget) -> list[tuple[int, int, int, int]]:
     """(tile_m, tile_n, warps, stages) to be compared."""
     most_m, most_n = max(MMA_ROWS, power(p.rows)), max(MMA_ROWS, power(p.keys))
@@ -112,7 +116,7 @@ def candidates(p: Problem, t: GpuTarget) -> list[tuple[int, int, int, int]]:
         for n in (16, 32, 64, 128, 256)
         for warps in (4, 8)
         for stages in (1, 2, 3, 4)
-        if m <= most_m and n <= most_n and (stages == 1 or t.async_copy)
+        if m <= most_m and n <= most_n and (stages == 1 or t.async_copy) and not crowded(p, t, m, n)
     ]
 
 
