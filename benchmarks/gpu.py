@@ -1,13 +1,13 @@
-"""Derived kernels on a GPU: right for every case, then how fast beside the best that PyTorch has. One run takes under five minutes.
+"""Derived kernels on a GPU: right for every case, and how fast beside the best that PyTorch has, in under five minutes.
 
     python benchmarks/gpu.py [--minutes 5] [--json results.json] [--dtype bf16 f16] [--n 2048 8192 16384] [--d 64 128]
     TRITON_INTERPRET=1 python benchmarks/gpu.py --smoke       the same path on a CPU, tiny, in Triton's interpreter
 
-Correctness: every case at a small odd size against float64 by the numeric contract (2 x the error of the unfused computation in the same
-type plus one rounding). Speed: forward TFLOP/s (2 * 2 * N * M * D a head, times the share of scores that the mask keeps), best of
-many, beside `scaled_dot_product_attention` (flash and cuDNN, where the case can be said to it), compiled Flex Attention with a block mask
-made beforehand, and torch.compile of the plain code; and the fraction of the bf16 matrix product's measured rate. Results that would
-not fit the time left are left out, and said to be.
+Correctness: every case at a small odd size against float64 by the numeric contract (2 x the error of the unfused computation in
+the same type plus one rounding). Speed: forward TFLOP/s (2 * 2 * N * M * D a head, times the share of scores that the mask keeps),
+best of many, beside `scaled_dot_product_attention` (flash and cuDNN, where the case can be said to it), compiled Flex Attention with
+a block mask made beforehand, and torch.compile of the plain code; and the fraction of the matrix product's measured rate. What would
+not fit the time left is left out, and said to be.
 """
 
 from __future__ import annotations

@@ -65,6 +65,9 @@ def use(p: Problem, t: GpuTarget, tile_m: int, tile_n: int, warps: int, stages: 
     copy = 1.5 if p.bytes == 2 else 1.0
     threads = warps * t.warp
     registers = math.ceil((tile_m * value_width + copy * tile_m * tile_n) / threads) + OTHER_REGISTERS
+    if p.exps > 1:
+        # Between a second exponential (a soft cap's tanh) and the softmax's own another copy of the scores is alive.
+        registers += math.ceil(tile_m * tile_n / threads)
     if t.arch == "sm_100" and p.bytes == 2:
         # Accumulators live in tensor memory; scores pass through registers twice on the way there.
         registers += math.ceil(copy * tile_m * tile_n / threads)

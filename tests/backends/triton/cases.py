@@ -1,5 +1,5 @@
-"""What is compiled and run: attention as people write it. A few cases of this repository's own, and those of the shared folder where
-it lies beside the repository."""
+"""What is compiled and run: attention as people write it. A few cases of this repository's own, and those of the shared folder
+where it lies beside the repository."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Kernels in Triton's interpreter. Not collected by name: `test_interpreted.py` runs this file in a process with TRITON_INTERPRET=1,
-which has to be set before Triton is imported. To run a part by hand:
+"""Kernels in Triton's interpreter. Not collected by name: `test_interpreted.py` runs this file in a process with
+TRITON_INTERPRET=1, which has to be set before Triton is imported. To run a part by hand:
 
     TRITON_INTERPRET=1 python -m pytest tests/backends/triton/interpreted.py -k functions
 
@@ -42,7 +42,7 @@ def compiled(fn: Any, tensors: dict[str, torch.Tensor], dtype: DType, schedule: 
     """`fn` under torch.compile for a GPU, its region in the interpreter, by the numeric contract."""
     reports: list[GraphReport] = []
     torch._dynamo.reset()
-    options = {"fuse": "always", "target": "h100", "schedule": schedule, "rest": "eager", "report": reports.append}
+    options: dict[str, Any] = {"fuse": "always", "target": "h100", "schedule": schedule, "rest": "eager", "report": reports.append}
     with torch.no_grad():
         got = torch.compile(fn, backend="aicf", options=options)(**tensors)
         unfused = fn(**tensors)
@@ -116,7 +116,7 @@ def test_attention(is_causal: bool, wide: bool) -> None:
     kernel = attention(d=8, dv=12, causal=is_causal, tile_m=20, tile_n=12)  # tiles that have to be padded
     got = agree(kernel, given, {"B": 1, "H": 2, "N": 41, "M": 50}, wide=wide)
     mask = np.arange(50)[None, :] <= np.arange(41)[:, None] if is_causal else np.True_
-    programs.assert_accurate(got, *given.values(), lambda s: np.where(mask, s * s.dtype.type(0.125), -np.inf))
+    programs.assert_accurate(got, given["Q"], given["K"], given["V"], lambda s: np.where(mask, s * s.dtype.type(0.125), -np.inf))
 
 
 def test_strides_and_groups() -> None:
@@ -136,7 +136,7 @@ def test_bias_and_padding_mask() -> None:
     extra["keep"][0] = False  # a batch without any key gives NaN, and nothing else does
     got = agree(programs.bias(), {**given, **extra}, {"B": 2, "H": 3, "N": 25, "M": 35})
     keep = extra["keep"][:, None, None, :]
-    programs.assert_accurate(got, *given.values(), lambda s: np.where(keep, half(s) + extra["bias"], -np.inf))
+    programs.assert_accurate(got, given["Q"], given["K"], given["V"], lambda s: np.where(keep, half(s) + extra["bias"], -np.inf))
 
 
 @pytest.mark.parametrize("make", [programs.kv_major, programs.split_kv])
@@ -144,14 +144,14 @@ def test_other_orders(make: Any) -> None:
     given = inputs(1, 2, 25, 40, 8, 12)
     chunk = {"chunk": 1} if make is programs.split_kv else {}
     got = agree(make(), given, {"B": 1, "H": 2, "N": 25, "M": 40, **chunk})
-    programs.assert_accurate(got, *given.values(), half)
+    programs.assert_accurate(got, given["Q"], given["K"], given["V"], half)
 
 
 def test_skipped_tiles_are_done_again_where_they_count() -> None:
     given = inputs(1, 2, 41, 41, 8, 12)
     got = agree(programs.finite_fill(), given, {"B": 1, "H": 2, "N": 41, "M": 41})
     keep = np.arange(41)[None, :] <= np.arange(41)[:, None] - 7
-    programs.assert_accurate(got, *given.values(), lambda s: np.where(keep, half(s), s.dtype.type(-1e4)))
+    programs.assert_accurate(got, given["Q"], given["K"], given["V"], lambda s: np.where(keep, half(s), s.dtype.type(-1e4)))
 
 
 def test_summaries() -> None:
@@ -159,17 +159,18 @@ def test_summaries() -> None:
     ids = np.sort(np.random.default_rng(7).integers(0, 4, (1, 50)), axis=1)
     got = agree(programs.documents(), {**given, "qdoc": ids, "kdoc": ids}, {"B": 1, "H": 2, "N": 50, "M": 50})
     same = (ids[:, :, None] == ids[:, None, :])[:, None]
-    programs.assert_accurate(got, *given.values(), lambda s: np.where(same, half(s), -np.inf))
+    programs.assert_accurate(got, given["Q"], given["K"], given["V"], lambda s: np.where(same, half(s), -np.inf))
 
 
 # ------------------------------------------------------------------------------------------------ functions
 
 N, I = index("N"), index("i")
 NUMBERS = np.array(
-    [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-20, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, 88.0, -87.0, 1e10, -1e10, 3.4e38, -3.4e38],
+    [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-20, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, 88.0, -87.0, 1e10, -1e10, 3e38, -3e38],
     np.float32,
 )
-X = np.concatenate([NUMBERS, np.linspace(-80, 80, 601), np.geomspace(1e-30, 1e30, 401), np.linspace(-1, 1, 301)]).astype(np.float32)
+LINES = (np.linspace(-80, 80, 601), np.geomspace(1e-30, 1e30, 401), np.linspace(-1, 1, 301))
+X = np.concatenate([NUMBERS, *LINES]).astype(np.float32)
 
 
 def computed(expr: Expr, arrays: dict[str, Any], dtypes: dict[str, DType]) -> Any:

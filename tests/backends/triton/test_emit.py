@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from aicf.backends.triton.operands import DotTypes, Operands
 from aicf.backends.triton.width import fits32
 from aicf.kernel import Contract, Kernel, statements
 from aicf.kernel.placement import placed
+from aicf.scalar import DType
 from tests.kernel import programs
 from tests.kernel.handmade import attention
 
@@ -28,8 +30,8 @@ def golden(name: str, text: str) -> None:
     assert path.read_text() == text
 
 
-def causal(dtype: str = "bf16") -> Kernel:
-    kernel = attention(d=64, dv=48, causal=True, group=2, tile_m=64, tile_n=64, dtype="bf16" if dtype == "bf16" else "f32")
+def causal(dtype: DType = "bf16") -> Kernel:
+    kernel = attention(d=64, dv=48, causal=True, group=2, tile_m=64, tile_n=64, dtype=dtype)
     return placed(kernel, warps=4, stages=2)
 
 
@@ -78,9 +80,11 @@ def test_32_bits_only_where_they_suffice():
     assert fits(1, 16384) and fits(127, 16384) and not fits(129, 16384)
 
 
-@pytest.mark.parametrize("make", [programs.bias, programs.table, programs.paged, programs.kv_major, programs.split_kv, programs.finite_fill])
-def test_every_program_is_valid_python(make: object):
-    assert callable(make)
+PROGRAMS = [programs.bias, programs.table, programs.paged, programs.kv_major, programs.split_kv, programs.finite_fill]
+
+
+@pytest.mark.parametrize("make", PROGRAMS)
+def test_every_program_is_valid_python(make: Callable[[], Kernel]):
     for wide in (False, True):
         source = emit(make(), wide=wide)
         compile(source.text, "generated", "exec")

@@ -1,4 +1,4 @@
-"""GPU backend, the portable tier: Kernel IR to Triton source, for NVIDIA and AMD. Triton itself is imported when something is built."""
+"""GPU backend, the portable tier: Kernel IR to Triton source, for NVIDIA and AMD. Triton is imported when something is built."""
 
 from aicf.backends.triton.emit import Source, emit
 

@@ -1,6 +1,6 @@
 """Compiling for a GPU that need not be here: the module's functions through Triton to PTX and machine code, and what they use.
 
-    compile_offline(kernel, source, entry, "sm_90", 32)  ->  Artifact: ptx, sass, Resources(registers, spills, shared, tensor_core)
+    compile_offline(kernel, source, entry, "sm_90", 32)  ->  ptx, sass, Resources(registers, spills, shared, tensor_core)
 
 Launched kernels are compiled by Triton itself on their first call; this is for `aicf dump`, `aicf explain` and tests.
 """
@@ -75,7 +75,8 @@ def compile_offline(kernel: Kernel, source: Source, entry: Entry, arch: str, war
         raise RuntimeError("Triton interprets in this process (TRITON_INTERPRET=1), so it compiles nothing: unset it")
     amd = arch.startswith("gfx")
     target = GPUTarget("hip", arch, warp) if amd else GPUTarget("cuda", int(arch.removeprefix("sm_")), warp)
-    signature = {safe: _type(kernel, name) for safe, name in zip(inspect.signature(function.fn).parameters, entry.arguments, strict=True)}
+    parameters = inspect.signature(function.fn).parameters
+    signature = {p: _type(kernel, name) for p, name in zip(parameters, entry.arguments, strict=True)}
     attributes = {
         (k,): [["tt.divisibility", 16]]
         for k, name in enumerate(entry.arguments)

@@ -7,10 +7,10 @@ summaries, run in order.
         full … partial …                                     i0 = (item % tl.cdiv(N, 128)) * 128
                                                              for j0 in tl.range(j_at, j_stop, 64, num_stages=2):
 
-A tile is a Triton tensor; its lengths are the axes' tile lengths padded to powers of two (at least 16 where a product is taken). Lanes
-that do not exist are left out by masks on loads, reductions, products and stores. Row blocks (`Rows`) are not looped over: a block of
-warps holds the whole tile. A stream with several phases becomes runs of tiles of one phase, each a loop without branches, which Triton
-can pipeline:
+A tile is a Triton tensor; its lengths are the axes' tile lengths padded to powers of two (at least 16 where a product is taken).
+Lanes that do not exist are left out by masks on loads, reductions, products and stores. Row blocks (`Rows`) are not looped over:
+a block of warps holds the whole tile. A stream with several phases becomes runs of tiles of one phase, each a loop without
+branches, which Triton can pipeline:
 
     while j_at < j_end:
         j_phase, j_stop = the phase of the tile at j_at, the end of the run of tiles in that phase
@@ -57,8 +57,8 @@ MIN_DOT = 16  # the shortest side of a product that tensor cores take
 
 @dataclass(frozen=True)
 class Entry:
-    """A function of the module: its arguments by name, in order (tensors, `X_stride_k`, sizes, scalars), the loops whose product is the
-    number of programs, and how many warps run one."""
+    """A function of the module: its arguments by name, in order (tensors, `X_stride_k`, sizes, scalars), the loops whose product
+    is the number of programs, and how many warps run one."""
 
     name: str
     arguments: tuple[str, ...]
@@ -217,7 +217,7 @@ class _Function:
         bounds: list[str] = []
         extent = a.extent
         divides = isinstance(extent, Const) and int(extent.value) % a.tile == 0
-        if not whole and not divides or (not origin and isinstance(extent, Const) and int(extent.value) != length):
+        if (not whole and not divides) or (not origin and isinstance(extent, Const) and int(extent.value) != length):
             bounds.append(self.expressions.scalar(extent) if end is None else f"{safe(axis)}_end")
         if length != a.tile and origin:
             bounds.append(f"{origin} + {a.tile}")

@@ -20,7 +20,7 @@ from aicf.scalar import Call, Const, DType, Expr, Load, Reduce, Var, children, i
 
 @dataclass
 class Names:
-    """What expressions see: texts of scalar variables, tiles and positions with their axes, parameters, masks of existing lanes."""
+    """What expressions see: texts of scalar variables, tiles and positions with their axes, parameters."""
 
     tensors: dict[str, TensorParam]
     scalars: dict[str, str] = field(default_factory=dict[str, str])
@@ -33,7 +33,9 @@ class Names:
 class Expressions:
     """Writes expressions. `mask` gives the condition under which the lanes of some axes exist, as a value, or None."""
 
-    def __init__(self, names: Names, writer: Writer, mask: Callable[[tuple[str, ...]], Value | None], *, interpreted: bool) -> None:
+    def __init__(
+        self, names: Names, writer: Writer, mask: Callable[[tuple[str, ...]], Value | None], *, interpreted: bool
+    ) -> None:  # fmt: skip
         self.names, self.writer, self.mask, self.interpreted = names, writer, mask, interpreted
         self.helpers: set[str] = set()
         self.used: set[str] = set()  # parameters: tensors, strides, sizes and scalars

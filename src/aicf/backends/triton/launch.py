@@ -2,9 +2,9 @@
 
     GpuKernel(kernel).launch({"Q": q, "K": k, "V": v, "O": o}, {"N": 4096, …}, {}, empty)
 
-Tensors are whatever Triton takes (PyTorch's tensors: things with `data_ptr`, `dtype` and `stride()`); this module imports no tensor
-library. A call allocates nothing but scratch tensors, through `empty`, and waits for nothing, so it can be captured in a CUDA graph
-after a first call has compiled it.
+Tensors are whatever Triton takes (PyTorch's tensors: things with `data_ptr`, `dtype` and `stride()`); this module imports no
+tensor library. A call allocates nothing but scratch tensors, through `empty`, and waits for nothing, so it can be captured in a
+CUDA graph after a first call has compiled it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def load_module(source: Source) -> dict[str, Any]:
 
 @dataclass
 class GpuKernel:
-    """A kernel and its Triton modules: one with 32-bit offsets, one with 64-bit offsets, each made when first needed. Thread-safe."""
+    """A kernel and its Triton modules: with 32-bit offsets and with 64-bit ones, each made when first needed. Thread-safe."""
 
     kernel: Kernel
     interpreted: bool = field(default_factory=interpreting)

@@ -1,8 +1,8 @@
 """In which type contractions run: halves that stand for themselves stay halves, so that tensor cores take them.
 
-A tile that a LoadTile fills from an f16 or bf16 tensor is kept in that type: nothing is lost. A computed operand (the weights p) that
-meets such a tile is rounded to the same type when every output that the product reaches has that type: the unfused graph rounds it there
-too. f16 overflows at 65504, so there the computed operand must also be bounded by its form, as exp(u - max u) is by 1.
+A tile that a LoadTile fills from an f16 or bf16 tensor is kept in that type: nothing is lost. A computed operand (the weights p)
+that meets such a tile is rounded to the same type when every output that the product reaches has that type: the unfused graph
+rounds it there too. f16 overflows at 65504, so there the computed operand must also be bounded by its form, as exp(u - max u) is.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Operands:
         a, b = self.held[s.a.name], self.held[s.b.name]
         if a == b and is_half(a):
             return DotTypes(a, "half")
-        halves = [t for t in (a, b) if is_half(t)]
+        halves: list[Literal["f16", "bf16"]] = [t for t in (a, b) if t in ("f16", "bf16")]
         if len(halves) == 1:
             other = s.b if is_half(a) else s.a
             if all(t == halves[0] for t in self._outputs(s.tile.name)):

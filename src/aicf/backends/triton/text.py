@@ -14,8 +14,11 @@ TYPE: dict[DType, str] = {
     "bool": "tl.int1", "u8": "tl.uint8", "i8": "tl.int8", "i16": "tl.int16", "i32": "tl.int32", "i64": "tl.int64",
     "f16": "tl.float16", "bf16": "tl.bfloat16", "f32": "tl.float32", "f64": "tl.float64",
 }  # fmt: skip
-_TAKEN = {*keyword.kwlist, "tl", "triton", "item", "range", "float", "larger", "smaller", "reduce_max", "reduce_min", "floordiv", "mod",
-          "expm1", "log1p", "tanh", "sigmoid", "softplus", "trunc", "round_even", "sign", "power", "whole_power", "as_bf16"}  # fmt: skip
+_TAKEN = {
+    *keyword.kwlist, "tl", "triton", "item", "again", "range", "float", "larger", "smaller", "reduce_max", "reduce_min",
+    "floordiv", "mod", "expm1", "log1p", "tanh", "sigmoid", "softplus", "trunc", "round_even", "sign", "power", "whole_power",
+    "as_bf16",
+}  # fmt: skip
 
 
 def safe(name: str) -> str:

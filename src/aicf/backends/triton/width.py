@@ -55,7 +55,9 @@ _TYPED: dict[Expr, bool] = {}
 def _typed(e: Expr) -> bool:
     """Whether a value that carries its own width takes part: an element of a tensor, or what was converted from another type."""
     if e not in _TYPED:
-        _TYPED[e] = any(isinstance(x, Load) or (isinstance(x, Call) and x.fn == "cast" and not is_int(x.args[0].dtype)) for x in walk(e))
+        _TYPED[e] = any(
+            isinstance(x, Load) or (isinstance(x, Call) and x.fn == "cast" and not is_int(x.args[0].dtype)) for x in walk(e)
+        )
     return _TYPED[e]
 
 

@@ -23,8 +23,8 @@ def for_device(options: Options, inputs: Sequence[Any]) -> Options:
 
 
 def target_name(device: torch.device) -> str:
-    """The described target nearest to a CUDA (or ROCm) device: the same family, not newer. Raises RuntimeError for GPUs older than
-    all that are described."""
+    """The described target nearest to a CUDA (or ROCm) device: the same family, not newer. Raises RuntimeError for GPUs older
+    than all that are described."""
     if torch.version.hip is not None:
         return "mi300x"
     return nearest(torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device))
