@@ -3,11 +3,11 @@
     python benchmarks/gpu.py [--minutes 5] [--json results.json] [--dtype bf16 f16] [--n 2048 8192 16384] [--d 64 128]
     TRITON_INTERPRET=1 python benchmarks/gpu.py --smoke       the same path on a CPU, tiny, in Triton's interpreter
 
-Correctness: every case at a small odd size against float64 by the numeric contract (2 x the error of the unfused computation in
-the same type plus one rounding). Speed: forward TFLOP/s (2 * 2 * N * M * D a head, times the share of scores that the mask keeps),
-best of many, beside `scaled_dot_product_attention` (flash and cuDNN, where the case can be said to it), compiled Flex Attention with
-a block mask made beforehand, and torch.compile of the plain code; and the fraction of the matrix product's measured rate. What would
-not fit the time left is left out, and said to be.
+Correctness: every case at a small odd size against float64 by the numeric contract (2 x the error of the unfused
+computation in the same type plus one rounding). Speed: forward TFLOP/s (2 * 2 * N * M * D a head, times the share of scores
+that the mask keeps), best of many, beside `scaled_dot_product_attention` (flash and cuDNN, where the case can be said to
+it), compiled Flex Attention with a block mask made beforehand, and torch.compile of the plain code; and the fraction of the
+matrix product's measured rate. What would not fit the time left is left out, and said to be.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def contenders(name: str, case: Case, t: Tensors, device: str, target: str | Non
 
 
 def speed(device: str, options: argparse.Namespace, rates: dict[str, float], until: float) -> list[Row]:
-    """Times of all cases and sizes. Every dtype and width of the largest interest comes first, so that what is left out is least."""
+    """Times of all cases and sizes, what is asked about first, so that running out of time costs least."""
     rows: list[Row] = []
     target = "h100" if device == "cpu" else None
     plan = [(c, y, n, d) for y in options.dtype for d in options.d for n in options.n for c in CASES]

@@ -42,7 +42,8 @@ def compiled(fn: Any, tensors: dict[str, torch.Tensor], dtype: DType, schedule: 
     """`fn` under torch.compile for a GPU, its region in the interpreter, by the numeric contract."""
     reports: list[GraphReport] = []
     torch._dynamo.reset()
-    options: dict[str, Any] = {"fuse": "always", "target": "h100", "schedule": schedule, "rest": "eager", "report": reports.append}
+    options: dict[str, Any] = {"fuse": "always", "target": "h100", "schedule": schedule, "rest": "eager"}
+    options["report"] = reports.append
     with torch.no_grad():
         got = torch.compile(fn, backend="aicf", options=options)(**tensors)
         unfused = fn(**tensors)
