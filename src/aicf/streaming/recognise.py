@@ -125,7 +125,7 @@ class _Context:
         self.order = {n: k for k, n in enumerate(nodes)}
         self.outputs = set(outputs) if outputs is not None else {n for n in nodes if not self.users[n]}
         self.pure = pure(nodes)
-        self.single_keys = any(n.op in SOFTMAXES and is_one(n.type.shape[n.attrs["axis"]]) for n in nodes)
+        self.single_keys = any(n.op in SOFTMAXES and is_one(n.inputs[0].type.shape[n.attrs["axis"]]) for n in nodes)
         self.settings = settings
 
     def anchor(self, node: Node) -> bool:
