@@ -31,7 +31,7 @@ def test_help_shows_examples_and_does_not_load_torch():
     assert done.stdout.endswith("False\n")
 
 
-@pytest.mark.parametrize("argv", [[], ["explain"], ["dump", "ptx", "f.py:f"], ["frobnicate"]])
+@pytest.mark.parametrize("argv", [[], ["explain"], ["dump", "soup", "f.py:f"], ["frobnicate"]])
 def test_what_is_not_understood_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as caught:
         main(argv)

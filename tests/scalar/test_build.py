@@ -64,6 +64,15 @@ def test_repeated_heads_become_a_quotient():
         assert call("floordiv", call("add", call("mul", h, size(64)), const(63, "i64")), size(64)) is h
 
 
+def test_a_quotient_depends_on_the_ranges_declared_where_it_is_built():
+    with extents({h: size(4)}):
+        assert call("floordiv", h, size(4)) is const(0, "i64")
+    with extents({h: size(8)}):
+        assert show(call("floordiv", h, size(4))) == "h // 4"
+    with extents({h: size(4)}):
+        assert call("mod", h, size(4)) is h
+
+
 def test_constants_fold_in_their_type():
     assert const(1e5, "f16") is const(math.inf, "f16")
     folded = call("add", const(1.0, "bf16"), const(2**-9, "bf16"))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aicf.scalar import FUNCTIONS, Expr, Load, const, evaluate, size
+from aicf.scalar import FUNCTIONS, Expr, Load, Var, const, evaluate, size
 from aicf.semantic import OPS, Graph, GraphBuilder, run_graph
 from aicf.streaming.pull import Puller, output_index
 
@@ -22,7 +22,8 @@ def by_elements(graph: Graph, values: list[np.ndarray]) -> np.ndarray:
     element = puller.pull(out, at)
     shape = [int(d.value) for d in out.type.shape]  # type: ignore[union-attr]
     grid = np.meshgrid(*(np.arange(n) for n in shape), indexing="ij", sparse=True)
-    env = {v.name: g for v, g in zip(at, grid, strict=True)}  # type: ignore[union-attr]
+    # A dim of one element is indexed by 0, without a variable.
+    env = {v.name: g for v, g in zip(at, grid, strict=True) if isinstance(v, Var)}
     tensors = {n.name: v for n, v in zip(graph.inputs, values, strict=True)}
     tensors |= {n.name: np.asarray(n.attrs["value"]) for n in puller.loads.values() if n.op == "constant"}
 

@@ -24,6 +24,7 @@ def cast(e: Expr, dtype: DType) -> Expr:
     return raw("cast", (e,), dtype)
 
 
+RANGED = ("floordiv", "mod")  # what these simplify to depends on the ranges declared where they are built
 _MADE: dict[tuple[str | Expr, ...], Expr] = {}  # what `call` gave; the layers of a model ask for the same again and again
 
 
@@ -32,6 +33,8 @@ def call(fn: str, *args: Expr) -> Expr:
 
     Raises KeyError for a function outside the table and TypeError for a wrong number of operands.
     """
+    if fn in RANGED:
+        return _call(fn, *args)
     key = (fn, *args)
     found = _MADE.get(key)
     if found is None:
