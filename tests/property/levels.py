@@ -103,7 +103,7 @@ def check(p: Program, levels: Sequence[str] = LEVELS, data: int = 0, traced: Tra
                     ]
                     _judge(p, run, got, eager_or_wide, exact, False)
                     continue
-                _judge(p, run, got, eager, exact, level == "semantic")
+                _judge(p, run, got, eager, exact, level in ("semantic", "kernel"))
     except Wrong as e:
         out.failed = (level, str(e))
     except Exception as e:
@@ -371,8 +371,8 @@ def _more(p: Program, run: Run) -> Iterator[tuple[Any, Any, Any]]:
 def _judge(
     p: Program, run: Run, got: list[torch.Tensor], eager: list[torch.Tensor], exact: list[torch.Tensor], unfused: bool
 ) -> None:
-    """Raises Wrong when the contract is broken. An `unfused` result is eager's own computation in another library's
-    functions: both it and eager may be off by a rounding more."""
+    """Raises Wrong when the contract is broken. An `unfused` result is computed with another library's functions (NumPy's
+    sums and exponentials): both it and eager may be off by a rounding more."""
     broken = _broken(got, eager, exact, unfused)
     if broken is None:
         return

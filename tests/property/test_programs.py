@@ -9,12 +9,13 @@ from tests.property.grammar import program
 from tests.property.run import one, smallest
 
 SECONDS = 45
+PROGRAMS = 120
 FIRST = 7_000_000  # seeds that no long run uses
 
 
 def test_a_sample_of_random_programs_is_clean_at_every_level() -> None:
     started, ran = time.monotonic(), set[str]()
-    for k in range(400):
+    for k in range(PROGRAMS):
         # Two programs of each text: sizes and data differ, the kernel is compiled once.
         seed = FIRST + k // 2 * SHARED + k % 2
         out = one(seed)
