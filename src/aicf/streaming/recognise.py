@@ -228,6 +228,8 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
         return Refused(c.node, _mixing(c), c.blocked[0])
     if not c.softmax_like and _weight(context, c.node.inputs[1 - c.weights]):
         return None  # said before anything is pulled: through residual sums and norms a linear layer reaches all layers below it
+    if any(isinstance(d, Const) and d.value == 0 for n in (c.node, *c.node.inputs) for d in n.type.shape):
+        return Refused(c.node, "a tensor has no elements, so there is nothing to stream", None) if c.softmax_like else None
     policy = _Pull(context, c)
     target, at = _extended(context, policy, c)
     element = policy.puller.pull(target, at)
