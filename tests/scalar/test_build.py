@@ -64,6 +64,12 @@ def test_repeated_heads_become_a_quotient():
         assert call("floordiv", call("add", call("mul", h, size(64)), const(63, "i64")), size(64)) is h
 
 
+def test_a_selection_of_truth_values_is_its_condition():
+    below = call("lt", i, j)
+    assert call("where", below, const(True, "bool"), const(False, "bool")) is below
+    assert call("where", below, const(False, "bool"), const(True, "bool")) is call("ge", i, j)
+
+
 def test_a_quotient_depends_on_the_ranges_declared_where_it_is_built():
     with extents({h: size(4)}):
         assert call("floordiv", h, size(4)) is const(0, "i64")

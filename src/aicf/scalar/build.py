@@ -114,6 +114,8 @@ def _identity(fn: str, args: tuple[Expr, ...], dtype: DType) -> Expr | None:
                 return args[1] if args[0].value else args[2]
             if args[1] is args[2]:
                 return args[1]
+            if dtype == "bool" and isinstance(args[1], Const) and isinstance(args[2], Const):
+                return args[0] if args[1].value else call("not", args[0])
         case "max" | "min":
             if args[0] is args[1]:
                 return args[0]
