@@ -182,7 +182,7 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     if options.fuse == "auto" and not decision.fuse:
         result.status, result.reason = "declined", decision.reason
         return result
-    lower_attention_to_streaming(region, decision.schedule, strict=options.strict)
+    lower_attention_to_streaming(region, decision.schedule, strict=options.strict, program=program)
     validate_module(MCModule(regions=[region]))
     executable = _executable(region, decision, options.target, _header(found, decision))
     check_kernel(executable.kernel)

@@ -11,7 +11,7 @@ from aicf.scalar import DType, Expr, cast, const, is_float, size
 from aicf.semantic.graph import Graph, Node
 from aicf.semantic.normalise import Key, folded, key_of
 from aicf.semantic.ops import OPS, TypeRuleError, axis_of
-from aicf.semantic.types import Location, TensorType, tensor_type
+from aicf.semantic.types import Location, tensor_type
 
 Value: TypeAlias = "Node | bool | int | float"
 
@@ -142,8 +142,3 @@ class GraphBuilder:
         """Marks `nodes` as returned, in this order, and gives the graph."""
         self.graph.outputs += nodes
         return self.graph
-
-
-def example_input(name: str, kind: TensorType) -> Node:
-    """A free-standing input node, for tests that build expressions by hand."""
-    return Node(name, "input", (), {"type": kind}, kind)

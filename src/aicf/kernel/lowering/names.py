@@ -12,7 +12,7 @@ from typing import Protocol
 
 from aicf.kernel.ir import Axis, Fill, LoadTile, Loop, Map, Parallel, Space, Stmt, StoreTile, Summary, TensorParam, Tile
 from aicf.kernel.lowering.expressions import expressions
-from aicf.mcir.passes.streaming_lowering import Operand, Tiling, finalizer, semantics
+from aicf.mcir.passes.streaming_lowering import Operand, TilePolicy, Tiling, finalizer, semantics
 from aicf.mcir.regions import Region, StreamingRegion, TileRegion
 from aicf.scalar import (
     Call,
@@ -37,13 +37,9 @@ from aicf.streaming.recognise import Recognised
 from aicf.streaming.stream_program import Base, StreamProgram, Sum
 
 
-class Tiles(Protocol):
-    """What lowering needs of a schedule."""
+class Tiles(TilePolicy, Protocol):
+    """What lowering needs of a schedule, beside the tile lengths."""
 
-    @property
-    def tile_m(self) -> int: ...
-    @property
-    def tile_n(self) -> int: ...
     @property
     def rows(self) -> int: ...
     @property

@@ -148,14 +148,16 @@ def semantics(region: Region) -> Recognised:
     return held.found
 
 
-def lower_attention_to_streaming(region: Region, policy: TilePolicy = SPEC_POLICY, *, strict: bool = False) -> Region:
-    """Adds the StreamingRegion and its TileRegion to `region`, and returns it. `strict`: see `tiling`.
+def lower_attention_to_streaming(
+    region: Region, policy: TilePolicy = SPEC_POLICY, *, strict: bool = False, program: StreamProgram | None = None
+) -> Region:
+    """Adds the StreamingRegion and its TileRegion to `region`, and returns it. `strict`: see `tiling`. `program`: what `derived`
+    gave for the region, when that is known already.
 
     Raises LoweringRefused, leaving the region as it was, when the cascade has no one-pass form or a shape is out of reach.
     """
     found = semantics(region)
-    program = derived(found)
-    region.subregions.append(_stream(found, program, policy, strict))
+    region.subregions.append(_stream(found, program or derived(found), policy, strict))
     return region
 
 
