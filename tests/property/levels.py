@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aicf.driver import Options, RegionResult, compile_graph
 from aicf.frontends.torch.reader import Reading, read
-from aicf.frontends.torch.region_op import REGION, _content, size_names
+from aicf.frontends.torch.region_op import REGION, size_names
 from aicf.frontends.torch.retrace import trace
 from aicf.frontends.torch.rewrite import rewrite
 from aicf.kernel import allocate, run_kernel
@@ -147,13 +147,12 @@ def prepare(p: Program) -> Traced:
     # Rewriting changes the graph that was read: the semantic level runs a copy from before.
     plain, copied = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     plain.output(plain.graph_copy(graph.graph, copied))
-    done = rewrite(graph, reading, regions)
-    by_handle = {_content(r): r for r in done}
+    by_handle = rewrite(graph, reading, regions)
     places = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
     shapes = mode.shape_env
     assert shapes is not None
     holds = lambda given: shapes.evaluate_guards_for_args(places, given)  # noqa: E731
-    return Traced(torch.fx.GraphModule(graph, plain), copied, reading, regions, graph if done else None, by_handle, holds)
+    return Traced(torch.fx.GraphModule(graph, plain), copied, reading, regions, graph if by_handle else None, by_handle, holds)
 
 
 _LAST: list[tuple[Any, Traced]] = []

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from aicf.frontends.torch import backend
@@ -176,6 +177,22 @@ def merged_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attention(q, k, v).transpose(1, 2).contiguous().view(2, -1, 48)
 
 
+def merged_and_kept(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    out = attention(q, k, v)
+    merged = out.transpose(1, 2).reshape(2, -1, 48)
+    return merged.mul_(2), out.sum()
+
+
+def fused_then_viewed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The fused op's result has its query's layout, on which the view relies."""
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).view(2, -1, 48)
+
+
+def columns_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.einsum("bhnm,bhmd->bhdn", (q @ k.mT).softmax(-1), v)
+
+
 def input_returned(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return q, attention(q, k, v)
 
@@ -184,7 +201,8 @@ def input_returned(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     "fn",
     [
         input_changed_after, input_changed_before, input_changed_between, output_changed, view_of_output_changed, scores_in_place,
-        outputs_share_memory, strided_output, strided_twice, merged_heads, input_returned,
+        outputs_share_memory, strided_output, strided_twice, merged_heads, merged_and_kept, fused_then_viewed, columns_first,
+        input_returned,
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("rest", ["eager", "inductor"])

@@ -1,6 +1,6 @@
 """The custom op `aicf::region`: one call runs one streamed region.
 
-    %region = aicf.region.default(4711, [%q, %k, %v], [%s0])    ->    a list of fresh contiguous tensors
+    %region = aicf.region.default(4711, [%q, %k, %v], [%s0])    ->    a list of fresh tensors
 
 The first argument names an entry of this process's table. It is a hash of the region's content, so that a graph that Inductor
 kept on disk means the same region in the next process, or misses.
@@ -23,6 +23,7 @@ from aicf.runtime.executable import ArrayRef, Executable
 from aicf.scalar import Const, DType, show, variables
 from aicf.semantic import Node, print_node
 
+from .layouts import Order
 from .symbols import TORCH_DTYPE
 
 Shape = Callable[..., tuple[Any, ...]]
@@ -30,11 +31,12 @@ Shape = Callable[..., tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Entry:
-    """A region that can be called: its executable, which of the given sizes that takes, and how to make its outputs."""
+    """A region that can be called: its executable, which of the given sizes that takes, and how to make its outputs: shape, type
+    and the order of the dimensions in memory."""
 
     executable: Executable
     picks: tuple[int, ...]
-    outputs: tuple[tuple[Shape, torch.dtype], ...]
+    outputs: tuple[tuple[Shape, torch.dtype, Order], ...]
 
 
 _ENTRIES: dict[int, Entry] = {}
@@ -46,19 +48,22 @@ def size_names(result: RegionResult) -> list[str]:
     return sorted({*result.size_names, *shapes})
 
 
-def register(result: RegionResult) -> int:
-    """Enters a streamed region in the table and returns its number."""
+def register(result: RegionResult, orders: Sequence[Order]) -> int:
+    """Enters a streamed region in the table and returns its number. `orders`: the dimensions of each output, outermost in memory
+    first, the last dimension innermost."""
     executable = result.executable
     assert executable is not None
     names = size_names(result)
-    outputs = tuple((_shape(node, names), TORCH_DTYPE[node.type.dtype]) for node in result.outputs)
+    outputs = tuple(
+        (_shape(node, names), TORCH_DTYPE[node.type.dtype], order) for node, order in zip(result.outputs, orders, strict=True)
+    )
     entry = Entry(executable, tuple(names.index(n) for n in result.size_names), outputs)
-    handle = _content(result)
+    handle = _content(result, orders)
     _ENTRIES[handle] = entry
     return handle
 
 
-def _content(result: RegionResult) -> int:
+def _content(result: RegionResult, orders: Sequence[Order]) -> int:
     text = hashlib.sha256()
     for node in result.nodes:
         text.update(print_node(node).encode())
@@ -67,7 +72,7 @@ def _content(result: RegionResult) -> int:
             text.update(value.tobytes())
     for node in (*result.inputs, *result.outputs):
         text.update(f"{node.name}: {node.type};".encode())
-    text.update(f"{result.schedule!r} {result.size_names}".encode())
+    text.update(f"{result.schedule!r} {result.size_names} {[*orders]}".encode())
     return int(text.hexdigest()[:15], 16)
 
 
@@ -86,7 +91,7 @@ def _run(handle: int, inputs: list[torch.Tensor], sizes: list[int]) -> list[torc
     entry = _ENTRIES[handle]
     if isinstance(entry.executable, DeviceExecutable):
         return _launch(entry, entry.executable, inputs, sizes)
-    made = [torch.empty(shape(*sizes), dtype=dtype) for shape, dtype in entry.outputs]
+    made = [torch.empty_permuted(shape(*sizes), order, dtype=dtype) for shape, dtype, order in entry.outputs]
     entry.executable.run(
         [ArrayRef(t.data_ptr(), t.shape, t.stride()) for t in inputs],
         [ArrayRef(t.data_ptr(), t.shape, t.stride()) for t in made],
@@ -107,7 +112,7 @@ def _launch(entry: Entry, executable: DeviceExecutable, inputs: list[torch.Tenso
     def empty(shape: tuple[int, ...], dtype: DType) -> torch.Tensor:
         return torch.empty(shape, dtype=TORCH_DTYPE[dtype], device=device)
 
-    made = [torch.empty(shape(*sizes), dtype=dtype, device=device) for shape, dtype in entry.outputs]
+    made = [torch.empty_permuted(shape(*sizes), order, dtype=dtype, device=device) for shape, dtype, order in entry.outputs]
     chosen = [sizes[k] for k in entry.picks]
     if device.type == "cpu":
         executable.launch(inputs, made, chosen, empty)
@@ -118,7 +123,9 @@ def _launch(entry: Entry, executable: DeviceExecutable, inputs: list[torch.Tenso
 
 
 def _fake(handle: int, inputs: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
-    return [inputs[0].new_empty(shape(*sizes), dtype=dtype) for shape, dtype in _ENTRIES[handle].outputs]
+    device = inputs[0].device
+    made = _ENTRIES[handle].outputs
+    return [torch.empty_permuted(shape(*sizes), order, dtype=dtype, device=device) for shape, dtype, order in made]
 
 
 _LIBRARY = torch.library.Library("aicf", "FRAGMENT")

@@ -21,6 +21,7 @@ from aicf.driver import RegionResult
 from aicf.runtime.device import DeviceExecutable
 from aicf.semantic import Node
 
+from .layouts import memory_order
 from .locations import location_of
 from .reader import Anchor, Reading, storage_of
 from .region_op import REGION, register, size_names
@@ -63,13 +64,14 @@ def misplaced(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[Regi
     return found
 
 
-def rewrite(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[RegionResult]) -> list[RegionResult]:
-    """Replaces every streamed region of `results` in `gm`, in place, and returns those that were replaced.
+def rewrite(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[RegionResult]) -> dict[int, RegionResult]:
+    """Replaces every streamed region of `results` in `gm`, in place, and returns those that were replaced by the number that
+    their call has.
 
     A region that cannot be placed becomes `refused`, with its reason. `gm` computes the same as before in any case.
     """
     nodes = list(gm.graph.nodes)
-    placed: list[RegionResult] = []
+    placed: dict[int, RegionResult] = {}
     new: dict[torch.fx.Node, torch.fx.Node] = {}
     for result in results:
         if result.status != "streamed":
@@ -79,8 +81,7 @@ def rewrite(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[Region
         except CannotPlace as no:
             result.status, result.reason, result.executable = "refused", str(no), None
         else:
-            _apply(gm, reading, nodes, result, place, new)
-            placed.append(result)
+            placed[_apply(gm, reading, nodes, result, place, new)] = result
     if placed:
         for node in list(gm.graph.nodes):
             if node.op == "call_function" and node.target in _SETTLED and not node.users:
@@ -114,7 +115,7 @@ def _apply(
     result: RegionResult,
     place: Place,
     new: dict[torch.fx.Node, torch.fx.Node],
-) -> None:
+) -> int:
     at, outputs = place.at, place.outputs
     inputs = [new.get(i, i) for i in place.inputs]
     for k, i in enumerate(place.inputs):
@@ -128,7 +129,11 @@ def _apply(
         sizes.append(size)
         last = size if isinstance(size, torch.fx.Node) and size.op == "call_function" and size not in nodes else last
     with gm.graph.inserting_after(last):
-        call = gm.graph.call_function(REGION, (register(result), inputs, sizes))
+        # The kernel writes rows along the last dimension; another innermost one needs a copy.
+        orders = [memory_order(old) for old in outputs]
+        direct = [o if o[-1:] == (len(o) - 1,) else tuple(range(len(o))) for o in orders]
+        number = register(result, direct)
+        call = gm.graph.call_function(REGION, (number, inputs, sizes))
     call.meta = {k: v for k, v in outputs[0].meta.items() if k in ("stack_trace", "seq_nr", "from_node")}
     last = call
     for k, old in enumerate(outputs):
@@ -136,10 +141,11 @@ def _apply(
             made = gm.graph.call_function(operator.getitem, (call, k))
         made.meta = dict(call.meta)
         last = made
-        if _returned(reading, nodes, old):
-            made = last = _with_strides(gm, made, old)
+        if orders[k] != direct[k]:
+            made = last = _reordered(gm, made, orders[k], old)
         new[old] = made
         old.replace_all_uses_with(made)
+    return number
 
 
 def _start(reading: Reading, a: Anchor) -> int:
@@ -215,23 +221,12 @@ def _size(gm: torch.fx.GraphModule, reading: Reading, name: str) -> torch.fx.Nod
     return source if axis is None else gm.graph.call_function(torch.ops.aten.sym_size.int, (source, axis))
 
 
-def _returned(reading: Reading, nodes: list[torch.fx.Node], old: torch.fx.Node) -> bool:
-    """Whether the caller sees the memory layout of `old`: it, or a view of it, is returned, and it is not contiguous."""
-    value: Any = old.meta["val"]
-    if value.is_contiguous():
-        return False
-    key = storage_of(value)
-    return any(storage_of(n.meta.get("val")) == key for n in nodes[-1].all_input_nodes)
-
-
-def _with_strides(gm: torch.fx.GraphModule, made: torch.fx.Node, old: torch.fx.Node) -> torch.fx.Node:
-    """`made` in the memory layout of `old`, a permutation of a contiguous one."""
-    value: Any = old.meta["val"]
-    order = sorted(range(value.dim()), key=lambda k: (-_hint(value.stride(k)), k))
+def _reordered(gm: torch.fx.GraphModule, made: torch.fx.Node, order: Sequence[int], old: torch.fx.Node) -> torch.fx.Node:
+    """A copy of `made` whose dimensions lie in memory in `order`."""
     back = [order.index(k) for k in range(len(order))]
     aten = torch.ops.aten
     steps: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
-        (aten.permute.default, (order,), {}),
+        (aten.permute.default, (list(order),), {}),
         (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
         (aten.permute.default, (back,), {}),
     ]
@@ -240,7 +235,3 @@ def _with_strides(gm: torch.fx.GraphModule, made: torch.fx.Node, old: torch.fx.N
             made = gm.graph.call_function(target, (made, *args), kwargs)
             made.meta = {k: v for k, v in old.meta.items() if k in ("stack_trace", "seq_nr", "from_node")}
     return made
-
-
-def _hint(stride: Any) -> int:
-    return stride.node.hint if isinstance(stride, torch.SymInt) else int(stride)
