@@ -1,8 +1,8 @@
 """Random choices that can be taken back one by one.
 
 Every choice has a name and is drawn from the seed and that name alone, so that no choice shifts another. A choice that is
-overridden
-takes the value given; the first option of every choice is its plainest, and `reduced` turns as many choices as it can to that.
+overridden takes the value given; the first option of every choice is its plainest, and `reduced` turns as many choices as it can
+to that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
-SHARED = 16  # neighbouring seeds that draw the same structure and differ in sizes and data
+SHARED = 8  # neighbouring seeds that draw the same structure and differ in sizes and data
+SIZED = 4  # neighbouring seeds that draw the same sizes where sizes are numbers in the traced graph
 
 
 class Choices:
@@ -23,13 +24,15 @@ class Choices:
         self.seed = seed
         self.overrides = dict(overrides or {})
         self.made: dict[str, int] = {}
+        self.sized = 1  # neighbouring seeds that draw the same sizes
 
     def pick(self, name: str, *options: T, often: int = 1) -> T:
         """One of `options`; the first is the plainest and is drawn as if it stood there `often` times."""
         chosen = self.overrides.get(name)
         if chosen is None:
             # Structure is drawn from a seed that neighbours share: their kernels are the same then, and compiled once.
-            own = self.seed if name.startswith(("size ", "data ")) else self.seed // SHARED
+            shared = {"size": self.sized, "data": 1}.get(name.partition(" ")[0], SHARED)
+            own = self.seed // shared
             n = random.Random(f"{own} {name}").randrange(len(options) - 1 + often)
             chosen = max(0, n - often + 1)
         self.made[name] = chosen = min(chosen, len(options) - 1)

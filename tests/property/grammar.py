@@ -9,7 +9,8 @@
         s = s.masked_fill(~keep, -INF)
         return torch.softmax(s, -1) @ v
 
-The text is the program's structure; sizes and data are drawn apart from it (`choices.SHARED` seeds have the same text).
+The text is the program's structure; sizes and data are drawn apart from it. `choices.SHARED` seeds have the same text, each with
+its own sizes where a trace holds for all; `choices.SIZED` of them share their sizes where these are numbers in the traced graph.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 
-from .choices import Choices
+from .choices import SIZED, Choices
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 LOWEST = {name: float(torch.finfo(t).min) for name, t in DTYPES.items()}
@@ -96,6 +97,7 @@ class _Writer:
         self.dtype = c.pick("dtype", "f32", "f16", "bf16", often=4)
         self.family = c.pick("family", "plain", "sdpa", often=9)
         self.symbolic = self.family == "plain" and c.flag("symbolic", 0.5)
+        c.sized = 1 if self.symbolic else SIZED
         self._sizes()
         self._operands()
         self.line("i, j = torch.arange(n)[:, None], torch.arange(m)[None, :]" if c.flag("positions first", 0.5)
@@ -107,9 +109,6 @@ class _Writer:
             self._maps()
             self._normalised()
         names = [x.name for x in self.inputs]
-        used = "\n".join(self.lines)
-        if " i" not in used and "(i" not in used and "j" not in used:
-            pass
         text = f"def attention({', '.join(names)}):\n" + "".join(f"    {line}\n" for line in self.lines)
         return Program(
             c.seed, text, self.dtype, self.size, self.inputs, self._schedule(), c.number("threads", 1, 2), self.symbolic,

@@ -138,6 +138,7 @@ def _exact(p: Program, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def prepare(p: Program) -> Traced:
     """`p` traced, read, compiled and rewritten, as the torch backend does it."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    mode.cache_enabled = False  # an op rarely meets the same sizes twice in a small program
     args = p.arguments()
     fakes = [_fake(mode, p, k, x) for k, x in enumerate(args)]
     graph = trace(p.function(), mode, fakes)
@@ -159,9 +160,9 @@ _LAST: list[tuple[Any, Traced]] = []
 
 
 def prepared(p: Program) -> Traced:
-    """`prepare`, or the last program's trace when it was of the same text with symbolic sizes and holds for these too."""
-    key = (p.text, p.dtype, p.schedule, p.threads, [x.dims for x in p.inputs])
-    if p.symbolic and _LAST and _LAST[0][0] == key and _LAST[0][1].holds(p.arguments()):
+    """`prepare`, or the last program's trace when it was of the same text and holds for these sizes too."""
+    key = (p.text, p.dtype, p.schedule, p.threads, [x.dims for x in p.inputs], {} if p.symbolic else p.sizes)
+    if _LAST and _LAST[0][0] == key and (not p.symbolic or _LAST[0][1].holds(p.arguments())):
         return _LAST[0][1]
     _LAST[:] = [(key, prepare(p))]
     return _LAST[0][1]
@@ -303,7 +304,7 @@ def _stream_region(result: RegionResult, inputs: Sequence[torch.Tensor], sizes: 
     done = stream_programs.run(program, env, [n // 3] if n > 1 else [], tensors, read=_reader(tensors))
     axes = [*found.batch, found.row, *found.columns]
     extents = [integer(found.extents[v], sizes) for v in axes]
-    positions = {v.name: env[v.name][0] if np.ndim(env[v.name]) else env[v.name] for v in axes} | dict(sizes)
+    positions = {v.name: env[v.name] for v in axes} | dict(sizes)
     results: list[torch.Tensor] = []
     for k, e in enumerate(found.exits):
         own = [n if v in found.batch or v is found.row or v in e.columns else 1 for v, n in zip(axes, extents, strict=True)]
@@ -329,8 +330,8 @@ def stream_env(found: Recognised, tensors: Mapping[str, Any], sizes: Mapping[str
     rank = len(order)
     env: dict[str, Any] = {name: np.int64(n) for name, n in sizes.items()}
     for axis, v in enumerate(order):
-        shape = [1] * rank
-        shape[axis] = -1
+        # The axes of a row stand behind the stream's; only what depends on the stream has that one.
+        shape = [-1, *[1] * (rank - 1)] if axis == 0 else [-1 if k == axis else 1 for k in range(1, rank)]
         env[v.name] = np.arange(integer(found.extents[v], sizes)).reshape(shape)
     read_element = _reader(tensors)
     wide = {k: np.asarray(x)[..., None] if np.ndim(x) else x for k, x in env.items()}

@@ -1,14 +1,15 @@
 """Thousands of random attention programs: `python -m tests.property.run --count 1000 --seed 0 --jobs 2`.
 
 Program k of a run has seed `seed + k`. Every failure is printed reduced: the smallest set of choices that still fails, as source
-text, with the command that runs it again. Counted are programs (text, sizes, dtype, schedule), what ran at each level, and the
-kernels that were compiled.
+text, with the command that runs it again. A program is a text with dtype, schedule, sizes and data; counted are also how many
+differ in more than their data, how many texts there were, what ran at each level, and the kernels that were compiled.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import hashlib
 import multiprocessing
 import os
 import sys
@@ -51,12 +52,23 @@ def smallest(seed: int, failed: tuple[str, str], overrides: Mapping[str, int] | 
     return {**given, **reduced(seed, lambda o: program(seed, {**given, **o}).made, fails)}
 
 
-def _worker(job: tuple[list[int], tuple[str, ...]]) -> tuple[list[tuple[int, Outcome]], int, int]:
+def _worker(job: tuple[list[int], tuple[str, ...]]) -> tuple[list[tuple[int, Outcome, bytes, bytes]], int, int]:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     seeds, levels = job
     before = Counts.compiled, Counts.loaded
-    return [(s, one(s, None, levels)) for s in seeds], Counts.compiled - before[0], Counts.loaded - before[1]
+    done = [(s, one(s, None, levels), *_identity(s)) for s in seeds]
+    return done, Counts.compiled - before[0], Counts.loaded - before[1]
+
+
+def _identity(seed: int) -> tuple[bytes, bytes]:
+    """Hashes of a program's text alone, and of all that it is but its data."""
+    try:
+        p = program(seed)
+    except Exception:
+        return b"", b""
+    whole = f"{p.text}{p.dtype}{p.schedule}{p.threads}{p.sizes}{[x.stride() for x in p.arguments()]}"
+    return hashlib.sha256(p.text.encode()).digest(), hashlib.sha256(whole.encode()).digest()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -103,14 +115,18 @@ def _many(seed: int, count: int, jobs: int, levels: tuple[str, ...], seconds: fl
     statuses: collections.Counter[str] = collections.Counter()
     reasons: dict[str, list[int]] = {}
     failures: list[tuple[int, tuple[str, str]]] = []
+    texts: set[bytes] = set()
+    wholes: set[bytes] = set()
     done = compiled = loaded = 0
     os.environ.setdefault("AICF_CACHE_DIR", "")
     context = multiprocessing.get_context("spawn")
     with context.Pool(jobs, maxtasksperchild=40) as pool:
         for results, made, found in pool.imap_unordered(_worker, work):
             compiled, loaded = compiled + made, loaded + found
-            for s, out in results:
+            for s, out, text, whole in results:
                 done += 1
+                texts.add(text)
+                wholes.add(whole)
                 ran.update(out.ran)
                 statuses.update(out.statuses or ["no region"])
                 for reason in out.reasons:
@@ -126,7 +142,10 @@ def _many(seed: int, count: int, jobs: int, levels: tuple[str, ...], seconds: fl
             if seconds and time.time() - started > seconds:
                 pool.terminate()
                 break
-    print(f"\nseeds {seed} to {seed + count - 1}: {done} programs ({-(-done // SHARED)} texts), {time.time() - started:.0f} s")
+    print(
+        f"\nseeds {seed} to {seed + count - 1}: {done} programs, {len(wholes)} different in more than data, {len(texts)} texts, "
+        f"{time.time() - started:.0f} s"
+    )
     print("ran:", ", ".join(f"{level} {ran[level]}" for level in levels), f"; kernels compiled {compiled}, loaded {loaded}")
     print("regions:", ", ".join(f"{name} {n}" for name, n in statuses.most_common()))
     for reason, seeds in sorted(reasons.items(), key=lambda t: -len(t[1]))[:15]:
