@@ -1,7 +1,6 @@
 """Timing and memory of several ways to run the same call, side by side in one process.
 
-Time: rounds in which every contender runs once, in alternating order, so that whatever else the machine does meets all
-alike; the best round of each counts.
+Time: every contender in turn (aicf.frontends.torch.bench.timing); the best call of each counts.
 
 Memory: what one call needs on top of what the process held before it. Each contender has run before, so compiled code and the
 libraries' buffers are there; the allocator gives back what is free; the kernel's high-water mark of resident memory (VmHWM) is
@@ -13,11 +12,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from aicf.frontends.torch.bench.timing import interleaved
 
 Call = Callable[[], Any]
 
@@ -31,19 +31,10 @@ class Measured:
     peak: int | None
 
 
-def measure(contenders: Mapping[str, Call], *, budget: float = 20.0, least: int = 4, most: int = 30) -> dict[str, Measured]:
-    """Runs `contenders`, which are warm, for about `budget` seconds (`least` to `most` rounds), then twice each for memory."""
-    names = list(contenders)
-    rounds: dict[str, list[float]] = {n: [] for n in names}
-    began = time.perf_counter()
-    for k in range(most):
-        if k >= least and time.perf_counter() - began > budget:
-            break
-        for name in names if k % 2 == 0 else reversed(names):
-            start = time.perf_counter()
-            contenders[name]()
-            rounds[name].append(time.perf_counter() - start)
-    return {n: Measured(min(rounds[n]), rounds[n], extra_peak(contenders[n])) for n in names}
+def measure(contenders: Mapping[str, Call], *, budget: float = 20.0) -> dict[str, Measured]:
+    """Times `contenders`, which are warm, for about `budget` seconds, then runs each twice for memory."""
+    rounds = interleaved(contenders, budget)
+    return {n: Measured(min(rounds[n]), rounds[n], extra_peak(contenders[n])) for n in contenders}
 
 
 def extra_peak(call: Call) -> int | None:

@@ -1,76 +1,17 @@
-"""The numeric contract, the only tolerance in this project.
-
-    error(got) <= 2 * error(unfused computation in the same precision) + one rounding of the output
-
-for the maximum and for the mean of the absolute error against float64. NaN and infinities must be where the unfused
-computation has them. Arguments may be NumPy arrays or PyTorch tensors.
-"""
+"""The numeric contract as an assertion. What it is, and why it is the only tolerance, says `aicf.contract`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from aicf.contract import Errors, double, errors, judge
 from aicf.scalar import DType
-
-# Half the distance from 1 to the next number, and half the smallest subnormal: what one rounding can cost.
-_ROUNDOFF: dict[DType, float] = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53}
-_UNDERFLOW: dict[DType, float] = {"f16": 2.0**-25, "bf16": 2.0**-134, "f32": 2.0**-150, "f64": 0.0}
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Absolute errors against float64 over the finite elements."""
-
-    max: float
-    mean: float
-
-
-def double(x: Any) -> np.ndarray:
-    """`x` as a float64 array; exact for every type used here."""
-    if hasattr(x, "detach"):
-        x = x.detach().cpu().double().numpy()
-    return np.asarray(x, dtype=np.float64)
-
-
-def errors(x: Any, reference: Any) -> Errors:
-    """Maximum and mean absolute difference over elements finite in both."""
-    a, b = double(x), double(reference)
-    both = np.isfinite(a) & np.isfinite(b)
-    if not both.any():
-        return Errors(0.0, 0.0)
-    gap = np.abs(a[both] - b[both])
-    return Errors(float(gap.max()), float(gap.mean()))
 
 
 def assert_contract(got: Any, unfused: Any, reference: Any, dtype: DType, what: str = "result") -> None:
-    """Fail unless `got` keeps the contract.
+    """Fail unless `got` keeps the contract; the message gives the numbers on both sides."""
+    problem = judge(got, unfused, reference, dtype).problem
+    assert not problem, f"{what}: {problem}"
 
-    `unfused` is the source graph computed in the same precision, `reference` in float64 (from the same inputs), `dtype` the
-    element type of the output. The message gives the numbers on both sides.
-    """
-    g, u, r = double(got), double(unfused), double(reference)
-    assert g.shape == u.shape == r.shape, f"{what}: shapes differ: got {g.shape}, unfused {u.shape}, float64 {r.shape}"
-    for name, test in (("NaN", np.isnan), ("inf", np.isposinf), ("-inf", np.isneginf)):
-        wrong = test(g) != test(u)
-        if wrong.any():
-            at = tuple(int(i) for i in np.argwhere(wrong)[0])
-            raise AssertionError(
-                f"{what}: {int(wrong.sum())} of {g.size} elements differ in being {name}; the first is {at}: "
-                f"got {g[at]}, unfused {u[at]}, float64 {r[at]}"
-            )
-    finite = np.isfinite(g) & np.isfinite(r)
-    size = np.abs(r[finite])
-    mine, theirs = errors(g, r), errors(u, r)
-    for name, error, base, scale in (
-        ("max", mine.max, theirs.max, float(size.max(initial=0.0))),
-        ("mean", mine.mean, theirs.mean, float(size.mean()) if size.size else 0.0),
-    ):
-        rounding = _ROUNDOFF[dtype] * scale + _UNDERFLOW[dtype]
-        allowed = 2 * base + rounding
-        assert error <= allowed, (
-            f"{what}: {name} error {error:.3g} is over {allowed:.3g} = "
-            f"2 x {base:.3g} (unfused {dtype}) + {rounding:.3g} (one rounding)"
-        )
+
+__all__ = ["Errors", "assert_contract", "double", "errors"]

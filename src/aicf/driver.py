@@ -205,10 +205,9 @@ def _executable(region: Region, decision: Decision, target: Target | str | None,
 
 
 def _header(found: Recognised, decision: Decision) -> tuple[str, ...]:
-    s = decision.schedule
     return (
         f"derived from {found.value.name}" + (f" at {found.value.location}" if found.value.location else ""),
-        f"schedule: {s.order}, tiles m {s.tile_m} n {s.tile_n} k {s.tile_k}, rows {s.rows}, kv_split {s.kv_split}",
+        f"schedule: {decision.schedule.brief}",
     )
 
 

@@ -108,38 +108,6 @@ def test_errors_are_one_line_unless_a_traceback_is_asked_for(capsys: pytest.Capt
 
 
 @needs_torch
-def test_bench_prints_one_row_per_case_and_size(capsys: pytest.CaptureFixture[str]):
-    code, out, err = run(
-        capsys, "bench", "causal", "--size", "1x2x64x16", "--size", "1x2x96x16", "--repeat", "1", "--threads", "1"
-    )
-    assert code == 0, err
-    rows = [line.split()[:2] for line in out.splitlines()[:3]]
-    assert rows == [["case", "BxHxNxD"], ["causal", "1x2x64x16"], ["causal", "1x2x96x16"]]
-
-
-@needs_torch
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["casual"], "there is no case 'casual'; there are plain, causal, "),
-        (["causal", "--size", "8x64"], "--size 8x64: write batch x heads x sequence x head size"),
-        (["causal", "--dtype", "f12"], "--dtype f12: use one of f16, "),
-        (["causal", "--repeat", "0"], "--repeat 0: at least one round is needed"),
-        (["causal", "--threads", "0"], "--threads 0: at least one thread is needed"),
-    ],
-)
-def test_bench_refuses_in_words(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]):
-    code, out, err = run(capsys, "bench", *argv)
-    assert code == 1 and out == "" and words in err
-
-
-@needs_torch
-def test_bench_lists_its_cases(capsys: pytest.CaptureFixture[str]):
-    code, out, _ = run(capsys, "bench", "--list")
-    assert code == 0 and out.splitlines()[0].split()[0] == "plain"
-
-
-@needs_torch
 def test_a_reader_that_leaves_early_is_no_error():
     dump = f"{sys.executable} -m aicf.cli.main dump asm {MODEL}:attention --inputs make_inputs --fuse always"
     command = f"{dump} | head -n 1 >/dev/null; exit ${{PIPESTATUS[0]}}"

@@ -1,53 +1,87 @@
-"""`aicf bench`: a table of times and errors, one row per case and size."""
+"""`aicf bench`: compiled kernels beside what people would use instead, one row per case, size, type and thread count."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 
 from aicf.cli.errors import FAILED, OK, CommandError
 from aicf.cli.progress import say
 from aicf.cli.source import load_callable
-from aicf.frontends.torch.bench import CASES, Case, Timing, measure
+from aicf.frontends.torch.bench import grid, results
+from aicf.frontends.torch.bench.cases import CASES, Case, Size
+from aicf.frontends.torch.bench.contenders import NAMES, WHAT
+from aicf.frontends.torch.bench.measure import Row, measure
 from aicf.frontends.torch.inputs import DTYPES
 
-DEFAULT_SIZE = "1x8x1024x64"
-_ROW = "{:10s} {:>14s} {:>10s} {:>10s} {:>10s} {:>8s} {:>10s} {:>8s}"
-_LEGEND = """\
-eager: the code as written. aicf: compiled. sdpa: PyTorch's own fused call, where it means the same. All in ms, best round.
-speed: eager / aicf. scores: the score matrix that eager keeps and aicf does not. error: aicf's maximum error over eager's,
-! where it is more than twice eager's and one rounding of the result."""
+EXAMPLE_SIZE = "1x8x1024x64"
 
 
 def run(options: Namespace) -> int:
-    """Measure the named cases (all when none is named) at each size. FAILED when a case could not be compiled."""
+    """Measures the selected rows. FAILED when AICF gave a wrong result or none at all in one of them."""
     if options.list:
         for case in CASES:
-            print(f"{case.name:10s} {case.what}")
+            print(f"{case.name:13} {case.what}")
         return OK
-    if options.dtype not in DTYPES:
-        raise CommandError(f"--dtype {options.dtype}: use one of {', '.join(DTYPES)}")
-    if options.repeat < 1:
-        raise CommandError(f"--repeat {options.repeat}: at least one round is needed")
-    if options.threads is not None and options.threads < 1:
-        raise CommandError(f"--threads {options.threads}: at least one thread is needed")
-    cases = [find(name) for name in options.case] or list(CASES)
-    sizes = [parse_size(text) for text in options.size or [DEFAULT_SIZE]]
-    print(_ROW.format("case", "BxHxNxD", "eager", "aicf", "sdpa", "speed", "scores", "error"))
-    code = OK
-    for case in cases:
-        for size in sizes:
-            say(f"measuring {case.name} {shape(size)} {options.dtype}")
-            try:
-                timing = measure(case, size, DTYPES[options.dtype], repeat=options.repeat, threads=options.threads)
-            except Exception as e:
-                say(f"{case.name} {shape(size)}: {type(e).__name__}: {e}")
-                code = FAILED
-                continue
-            print(row(case, size, timing), flush=True)
-    print(_LEGEND)
-    return code
+    path = None if options.json is None else Path(options.json)
+    known = _known(path) if path is not None and (options.resume or options.report) else []
+    jobs = [] if options.report else selected(options)
+    names = chosen_names(options.contenders)
+    if not options.report:
+        _check(options)
+        if path is not None and not options.resume and path.exists():
+            raise CommandError(f"{options.json} exists already; --resume adds to it")
+        print(heading(names))
+    measured: list[Row] = []
+    for k, job in enumerate(jobs, 1):
+        if results.complete(known, job.key, names):
+            measured += [r for r in known if r.key == job.key]
+            continue
+        say(f"{k} of {len(jobs)}: {job}")
+        try:
+            row = measure(
+                job.case, job.size, job.dtype, job.threads, names=names, budget=options.seconds, fuse=options.fuse
+            )  # fmt: skip
+        except ValueError as e:
+            raise CommandError(str(e)) from e
+        measured.append(row)
+        known = results.merged(known, row)
+        print(line(row, names), flush=True)
+        for name, entry in row.entries.items():
+            if entry.missing.startswith("wrong") or (name == "aicf" and entry.missing):
+                say(f"{name} in {job}: {entry.missing}")
+        if path is not None:
+            results.save(path, known, grid.about())
+    rows = known if options.report else measured
+    if options.report:
+        print("\n".join([heading(NAMES), *(line(r, NAMES) for r in rows)]))
+    print(legend(NAMES if options.report else names))
+    print("\n".join(["", *asked(rows)]))
+    if options.chart is not None:
+        importlib.import_module("aicf.cli.chart").draw(rows, Path(options.chart))
+        say(f"drew {options.chart}")
+    return FAILED if any(r.seconds("aicf") is None for r in rows if "aicf" in r.entries) else OK
+
+
+# ------------------------------------------------------------------------------------------------ what is measured
+
+
+def selected(options: Namespace) -> list[grid.Job]:
+    """The rows that the options ask for."""
+    cases = [find(name) for name in options.case] or [c for c in CASES if c.name != "sigmoid" or options.all]
+    sizes = [parse_size(text) for text in options.size]
+    if options.all:
+        ns, ds, dtypes, threads = grid.NS, grid.DS, grid.DTYPES, (1, 2)
+    else:
+        ns, ds, dtypes, threads = (512,), (64,), ("f32",), (grid.present_threads(),)
+    dtypes = tuple(options.dtype or dtypes)
+    for name in dtypes:
+        if name not in DTYPES:
+            raise CommandError(f"--dtype {name}: use one of {', '.join(DTYPES)}")
+    return grid.plan(cases, options.n or ns, options.d or ds, [DTYPES[t] for t in dtypes], options.threads or threads, sizes)
 
 
 def find(name: str) -> Case:
@@ -56,35 +90,109 @@ def find(name: str) -> Case:
         if case.name == name:
             return case
     if ":" in name or name.endswith(".py"):
-        return Case(name.rpartition(":")[2], f"from {name}", load_callable(name))
+        return Case(name.rpartition(":")[2], f"from {name}", load_callable(name), flex=None)
     raise CommandError(f"there is no case {name!r}; there are {', '.join(c.name for c in CASES)}, or name FILE.py:FUNCTION")
 
 
-def parse_size(text: str) -> tuple[int, ...]:
+def parse_size(text: str) -> Size:
     """BxHxNxD as four positive integers."""
     parts = re.split("[x,]", text)
     if len(parts) != 4 or not all(p.isascii() and p.isdigit() and int(p) > 0 for p in parts):
-        raise CommandError(f"--size {text}: write batch x heads x sequence x head size, as in {DEFAULT_SIZE}")
-    return tuple(map(int, parts))
+        raise CommandError(f"--size {text}: write batch x heads x sequence x head size, as in {EXAMPLE_SIZE}")
+    return Size(*map(int, parts))
 
 
-def shape(size: Sequence[int]) -> str:
-    return "x".join(map(str, size))
+def chosen_names(given: str | None) -> list[str]:
+    """The contenders, in the order in which they are shown."""
+    if given is None:
+        return list(NAMES)
+    asked = [name for name in given.split(",") if name]
+    unknown = [name for name in asked if name not in NAMES]
+    if unknown or not asked:
+        raise CommandError(f"--contenders {given}: name some of {', '.join(NAMES)}, joined by commas")
+    return [name for name in NAMES if name in asked]
 
 
-def row(case: Case, size: Sequence[int], t: Timing) -> str:
-    """One line of the table."""
+def _check(options: Namespace) -> None:
+    for name in ("n", "d", "threads"):
+        for value in getattr(options, name):
+            if value < 1:
+                raise CommandError(f"--{name} {value}: it is at least 1")
+    if options.seconds < 0:
+        raise CommandError(f"--seconds {options.seconds:g}: it is at least 0")
+    if options.resume and options.json is None:
+        raise CommandError("--resume needs the file to resume: --json FILE")
 
-    def ms(seconds: float | None) -> str:
-        return "-" if seconds is None else f"{seconds * 1e3:.2f}"
 
-    if t.eager_error is None or t.compiled_error is None:
-        error = "-"
-    else:
-        error = f"{t.compiled_error / t.eager_error:.2f}" if t.eager_error else f"{t.compiled_error:.1e}"
-    if t.compiled_error is not None and t.allowed_error is not None and t.compiled_error > t.allowed_error:
-        error += " !"
-    scores = f"{t.score_bytes / 2**20:.1f} MiB"
-    return _ROW.format(
-        case.name, shape(size), ms(t.eager), ms(t.compiled), ms(t.fused), f"{t.eager / t.compiled:.2f}x", scores, error
-    )
+def _known(path: Path) -> list[Row]:
+    try:
+        return results.load(path)
+    except FileNotFoundError:
+        return []
+    except (OSError, results.BadResults) as e:
+        raise CommandError(str(e)) from e
+
+
+# ------------------------------------------------------------------------------------------------ what is shown
+
+_TITLES = {"eager": "eager", "compile": "compile", "sdpa": "SDPA", "flex": "Flex", "aicf": "AICF"}
+
+
+def heading(names: Sequence[str]) -> str:
+    """The table's first line."""
+    times = "".join(f"{_TITLES[n] + ' ms':>12}" for n in names)
+    ratios = "".join(f"{'/ ' + _TITLES[n]:>10}" for n in names if n != "aicf")
+    return f"{'case':13}{'BxHxNxD':>16}{'type':>6}{'thr':>4}{times}{'GFLOP/s':>9}{'limit':>9}{ratios}"
+
+
+def line(row: Row, names: Sequence[str]) -> str:
+    """One row of the table."""
+    size = Size(row.batch, row.heads, row.n, row.d)
+    text = f"{row.case:13}{size!s:>16}{row.dtype:>6}{row.threads:>4}"
+    for name in names:
+        entry = row.entries.get(name)
+        if entry is None or entry.seconds is None:
+            text += f"{'wrong' if entry is not None and entry.missing.startswith('wrong') else '-':>12}"
+        else:
+            text += f"{entry.seconds * 1e3:11.3f}" + ("!" if entry.error is not None and entry.error > 1 else " ")
+    mine = row.seconds("aicf")
+    text += f"{row.flop / mine / 1e9:9.1f}" if mine else f"{'-':>9}"
+    text += f"{row.share:7.0%} {'R' if row.read_bound else 'F'}" if row.share is not None else f"{'-':>9}"
+    for name in names:
+        if name != "aicf":
+            ratio = row.ratio(name)
+            text += f"{'-':>10}" if ratio is None else f"{ratio:9.2f}x"
+    declined = not row.status.startswith("streamed") and "aicf" in row.entries
+    return text + (f"  not streamed ({row.status.split(':')[0]})" if declined else "")
+
+
+def legend(names: Sequence[str]) -> str:
+    """What the columns mean."""
+    return "\n".join([
+        "",
+        *(f"{_TITLES[n] + ':':9} {WHAT[n]}" for n in names),
+        "Milliseconds: the best call; all contenders take turns in one process. Each result is checked first: ! is less exact",
+        "than AICF has to be, wrong is something else and not timed. GFLOP/s: of the work that the mask leaves. limit: AICF's",
+        "share of the FMA peak (F) or, where reading takes longer, of the read bandwidth (R), both measured between the others'",
+        "calls. / X: X's time over AICF's.",
+    ])  # fmt: skip
+
+
+def asked(rows: Sequence[Row]) -> list[str]:
+    """What is asked of the rows together and what they give; bounds that no row is about are left out."""
+    text = [f"{'asked of the geometric mean':42}{'against':>16}{'rows':>6}{'asked':>8}{'found':>8}{'worst':>8}"]
+    for f in results.findings(rows):
+        if f.mean is None or f.worst is None or f.at is None:
+            continue
+        d = f.demand
+
+        def shown(value: float, percent: bool = d.percent) -> str:
+            return f"{value:.0%}" if percent else f"{value:.2f}x"
+
+        worst = f"{f.at.case} {Size(f.at.batch, f.at.heads, f.at.n, f.at.d)} {f.at.dtype} {f.at.threads} thr"
+        text.append(
+            f"{d.what:42}{d.against:>16}{f.count:6}{shown(d.least):>8}{shown(f.mean):>8}{shown(f.worst):>8}"
+            f"  {'met' if f.met else 'MISSED'} (worst: {worst}"
+            + (f", none below {shown(d.none_below)} asked)" if d.none_below is not None else ")")
+        )
+    return text

@@ -27,7 +27,14 @@ examples:
   aicf explain model.py:attention --inputs make_inputs --target h100
   aicf dump triton model.py:attention --inputs make_inputs --target h100
   aicf targets
-  aicf bench causal --size 1x8x2048x64
+  aicf bench causal window --n 2048 --json rows.json --chart rows.svg
+"""
+
+_BENCH_HELP = """\
+Without names, all built-in cases run, at 512 tokens of float32 with heads of 64. Each of --n, --d, --dtype and --threads
+may be repeated. A long run is kept in a file and can be stopped and resumed:
+  aicf bench --all --json rows.json --resume
+  aicf bench --json rows.json --report --chart rows.svg
 """
 
 _FUNCTION_HELP = """\
@@ -65,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return FAILED
 
 
-_EXTRAS = {"torch": "torch", "llvmlite": "cpu", "triton": "gpu", "onnx": "onnx"}
+_EXTRAS = {"torch": "torch", "llvmlite": "cpu", "triton": "gpu", "onnx": "onnx", "matplotlib": "bench"}
 
 
 def _trace(options: argparse.Namespace) -> None:
@@ -99,20 +106,25 @@ def parser() -> argparse.ArgumentParser:
     bench = _command(
         add,
         "bench",
-        "time compiled kernels against eager PyTorch, interleaved, best of many",
-        "Without names, all built-in cases run.\n",
+        "time compiled kernels beside eager, torch.compile, SDPA and Flex Attention, interleaved, best of many",
+        _BENCH_HELP,
     )
     bench.add_argument("case", nargs="*", help="built-in cases by name (--list shows them) or FILE.py:FUNCTION of q, k and v")
+    bench.add_argument("--n", type=int, action="append", default=[], help="tokens; may be repeated (512)")
+    bench.add_argument("--d", type=int, action="append", default=[], help="head size; may be repeated (64)")
+    bench.add_argument("--dtype", action="append", default=[], help="element type; may be repeated (f32)")
+    bench.add_argument("--threads", type=int, action="append", default=[], help="may be repeated (PyTorch's own number)")
     bench.add_argument(
-        "--size",
-        action="append",
-        default=[],
-        metavar="BxHxNxD",
-        help="batch, heads, sequence, head size; may be repeated (1x8x1024x64)",
+        "--size", action="append", default=[], metavar="BxHxNxD", help="batch and heads too, in the place of --n and --d"
     )
-    bench.add_argument("--dtype", default="f32", help="element type (f32)")
-    bench.add_argument("--threads", type=int, metavar="N", help="threads for both sides (PyTorch's own number)")
-    bench.add_argument("--repeat", type=int, default=10, metavar="N", help="interleaved rounds (10)")
+    bench.add_argument("--contenders", metavar="A,B,…", help="some of eager, compile, sdpa, flex, aicf (all)")
+    bench.add_argument("--all", action="store_true", help="the whole grid, but for what other options select: hours")
+    bench.add_argument("--seconds", type=float, default=3.0, help="of timing per row, all contenders together (3)")
+    bench.add_argument("--fuse", choices=("auto", "always"), default="auto", help="whether the cost model may decline (auto)")
+    bench.add_argument("--json", metavar="FILE", help="write the rows here, after each row")
+    bench.add_argument("--resume", action="store_true", help="keep the rows that FILE has, and measure the others")
+    bench.add_argument("--report", action="store_true", help="measure nothing: show what FILE has")
+    bench.add_argument("--chart", metavar="FILE.svg", help="draw the ratios (needs Matplotlib: pip install 'aicf[bench]')")
     bench.add_argument("--list", action="store_true", help="list the built-in cases")
     return root
 

@@ -35,7 +35,7 @@ CALL_SECONDS = 10e-6  # calling a compiled kernel, waking its threads
 OP_SECONDS = 6e-6  # calling one op of a framework
 PAGE_SECONDS = 0.7e-6  # the first touch of a fresh page of 4 KiB: the fault, and the kernel's zeroing
 FRESH_BYTES = 1 << 25  # from this size on an allocator asks the kernel for fresh pages (glibc's largest mmap threshold)
-FMA_SHARE = 0.95  # of the FMA rate that the inner loops reach: loop control and loads take issue slots (benchmarks/kernel_cpu.py)
+FMA_SHARE = 0.95  # of the FMA rate that the inner loops reach: loop control and loads take issue slots (aicf bench)
 UNKNOWN_GHZ = 2.5
 
 

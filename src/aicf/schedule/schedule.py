@@ -73,6 +73,12 @@ class Schedule:
         """Why `decision` (a field's name) is as it is; KeyError when nothing was decided."""
         return dict(self.reasons)[decision]
 
+    @property
+    def brief(self) -> str:
+        """What tells schedules apart on one kind of machine, on one line."""
+        s = self
+        return f"{s.order}, tiles m {s.tile_m} n {s.tile_n} k {s.tile_k}, rows {s.rows}, kv_split {s.kv_split}"
+
     @staticmethod
     def parse(text: str) -> Mapping[str, Any]:
         """A partial schedule from `tile_m=128,order=q_major,residency.K_tile=shared`, for `cost.choose`.

@@ -82,7 +82,8 @@ def target_of(triple: str, cpu: str, features: str) -> Target:
     return Target(triple, cpu, features, lanes, registers)
 
 
-def _machine(target: Target) -> llvm.TargetMachine:
+def machine_of(target: Target) -> llvm.TargetMachine:
+    """LLVM's own description of a target, as code generation wants it."""
     _initialised()
     if not target.triple.startswith(llvm.get_default_triple().split("-")[0]):
         llvm.initialize_all_targets()
@@ -93,7 +94,7 @@ def _machine(target: Target) -> llvm.TargetMachine:
 
 def compile_text(text: str, target: Target, *, assembly: bool = False) -> bytes:
     """The object (or assembly text) of a module. Raises RuntimeError with LLVM's message when the text is no valid module."""
-    machine = _machine(target)
+    machine = machine_of(target)
     module = llvm.parse_assembly(text)
     module.verify()
     # The emitted code is what it should be; only stack slots and repeated address arithmetic are left to clean up.
@@ -133,7 +134,7 @@ def load(kernel: Kernel, code: bytes, cpu: str | None = None, features: str | No
 
 
 def _linked(kernel: Kernel, code: bytes, target: Target) -> Compiled:
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(target))
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine_of(target))
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     entry = engine.get_function_address(ENTRY)

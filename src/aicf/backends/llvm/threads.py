@@ -51,13 +51,18 @@ def run_workers(workers: tuple[int, ...], words: int, threads: int) -> None:
     for address in workers:
         counters[_WORDS_ITEM] = 0
         counters[_WORDS_THREAD] = 0
-        call = _worker(address)
-        started = [threading.Thread(target=call, args=(words,)) for _ in range(threads - 1)]
-        for thread in started:
-            thread.start()
-        call(words)
-        for thread in started:
-            thread.join()
+        run_alike(address, words, threads)
+
+
+def run_alike(address: int, data: int, threads: int) -> None:
+    """Run the function at `address` on `data` in every one of `threads` Python threads, the caller's among them."""
+    call = _worker(address)
+    started = [threading.Thread(target=call, args=(data,)) for _ in range(threads - 1)]
+    for thread in started:
+        thread.start()
+    call(data)
+    for thread in started:
+        thread.join()
 
 
 def default_threads() -> int:

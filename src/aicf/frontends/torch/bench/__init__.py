@@ -1,0 +1,1 @@
+"""Benchmark: cases in plain PyTorch, ways to run them, and how they are timed."""

@@ -1,0 +1,77 @@
+"""Who is measured: each way to run a case, prepared so that a call is a call and nothing else, or why it is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from aicf.frontends.torch.backend import has_compiler
+from aicf.report import GraphReport, Report
+
+from .cases import Case, Tensors
+
+NAMES = ("eager", "compile", "sdpa", "flex", "aicf")
+WHAT = {
+    "eager": "the code as written",
+    "compile": "torch.compile of the code as written (Inductor)",
+    "sdpa": "PyTorch's scaled_dot_product_attention; a mask that it has no flag for is a tensor made beforehand",
+    "flex": "compiled Flex Attention, its block mask made beforehand",
+    "aicf": "the code as written, compiled by AICF",
+}
+NO_COMPILER = "Inductor needs a C++ compiler, and there is none"
+
+
+@dataclass
+class Contender:
+    """`call()` runs the case on its inputs; None, with the reason in `missing`, when it cannot. `report`: AICF's own."""
+
+    call: Callable[[], Any] | None
+    missing: str = ""
+    report: Report = field(default_factory=Report)
+
+
+def prepare(name: str, case: Case, tensors: Tensors, *, threads: int, fuse: Literal["auto", "always"]) -> Contender:
+    """The contender called `name`. Nothing is compiled before its first call."""
+    values = list(tensors.values())
+    if name == "eager":
+        return Contender(lambda: case.plain(*values))
+    if name == "sdpa":
+        if case.sdpa is None:
+            return Contender(None, "it cannot be said as a call of SDPA")
+        call = case.sdpa(tensors)
+        return Contender(lambda: call(*values))
+    if name == "aicf":
+        report = Report()
+
+        def note(graph: GraphReport) -> None:
+            report.graphs.append(graph)
+
+        mine: Any = torch.compile(case.plain, backend="aicf", options={"fuse": fuse, "threads": threads, "report": note})
+        return Contender(lambda: mine(*values), report=report)
+    if not has_compiler():
+        return Contender(None, NO_COMPILER)
+    if name == "compile":
+        plain: Any = torch.compile(case.plain, dynamic=False)
+        return Contender(lambda: plain(*values))
+    if case.flex is None:
+        return Contender(None, "it cannot be said in Flex Attention")
+    flex: Any = torch.compile(_flex(case, tensors), dynamic=False)
+    return Contender(lambda: flex(*values))
+
+
+def _flex(case: Case, tensors: Tensors) -> Callable[..., Any]:
+    assert case.flex is not None
+    b, h, n, _ = tensors["q"].shape
+    keys = tensors["k"].shape[-2] + case.more_keys
+    block = None if case.mask is None else create_block_mask(case.mask(tensors), b, None, n, keys, device="cpu")
+    score = None if case.score is None else case.score(tensors)
+    grouped = tensors["k"].shape[1] != h
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return flex_attention(q, k, v, score_mod=score, block_mask=block, enable_gqa=grouped)
+
+    return case.flex(attention)

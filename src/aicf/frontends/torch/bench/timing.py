@@ -1,0 +1,36 @@
+"""Interleaved timing: every contender in turn, so that whatever else the machine does meets all alike; the best time counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+LEAST = 3  # rounds in which everybody runs, however slow
+BURST = 2e-3  # seconds of calls in a row that a quick contender gets in a round: caches are then its own
+MOST = 200  # calls in a burst
+
+
+def interleaved(calls: Mapping[str, Callable[[], Any]], budget: float, least: int = LEAST) -> dict[str, list[float]]:
+    """Seconds of single calls. `calls` are warm. Everybody gets `least` rounds, then an equal share of `budget` seconds; the
+    order of a round alternates."""
+    names = list(calls)
+    seconds: dict[str, list[float]] = {n: [] for n in names}
+    spent = dict.fromkeys(names, 0.0)
+    share, turn, more = budget / max(1, len(names)), 0, True
+    while more:
+        more = False
+        for name in names if turn % 2 == 0 else reversed(names):
+            if turn >= least and spent[name] >= share:
+                continue
+            more = True
+            call, own = calls[name], seconds[name]
+            burst = max(1, min(MOST, int(BURST / min(own)))) if own else 1
+            for _ in range(burst):
+                began = time.perf_counter()
+                call()
+                took = time.perf_counter() - began
+                own.append(took)
+                spent[name] += took
+        turn += 1
+    return seconds
