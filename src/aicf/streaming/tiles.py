@@ -11,7 +11,7 @@ call in O(tokens): a `Summaries` collects which are needed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from aicf.scalar import (
@@ -54,11 +54,13 @@ class Request:
 
 @dataclass
 class Box:
-    """A tile: for each position variable its inclusive bounds and its tile number (an expression)."""
+    """A tile: for each position variable its inclusive bounds and its tile number (an expression); `batch` are the variables
+    that have one value in a tile and others in other work items, in contrast to sizes."""
 
     low: Mapping[Var, Expr]
     high: Mapping[Var, Expr]
     number: Mapping[Var, Expr]
+    batch: frozenset[Var] = frozenset()
     requests: dict[tuple[str, Expr], Request] = field(default_factory=dict[tuple[str, Expr], Request])
     # What was found before: subexpressions recur in the bodies of the extremum and of every sum.
     intervals: dict[Expr, tuple[Expr, Expr] | None] = field(default_factory=dict[Expr, "tuple[Expr, Expr] | None"])
@@ -76,7 +78,7 @@ class Box:
             return None
         key = (op, e)
         if key not in self.requests:
-            outer = tuple(sorted((v for v in variables(e) if v is not axes[0] and v.dtype == "i64"), key=lambda v: v.name))
+            outer = tuple(sorted(variables(e) & self.batch, key=lambda v: v.name))
             self.requests[key] = Request(f"{op}{len(self.requests)}", op, axes[0], outer, e)
         found = self.requests[key]
         return load(found.param, (*found.outer, self.number[axes[0]]), e.dtype)
@@ -457,8 +459,9 @@ def _disjuncts(e: Expr) -> list[Expr]:
     return [e]
 
 
-def tile_box(positions: Mapping[Var, tuple[Expr, int]]) -> Box:
-    """The box of the current tile: for each position variable its extent and tile length; origins are `<name>0`."""
+def tile_box(positions: Mapping[Var, tuple[Expr, int]], batch: Iterable[Var] = ()) -> Box:
+    """The box of the current tile: for each position variable its extent and tile length; origins are `<name>0`. `batch`: the
+    variables of the work item."""
     low: dict[Var, Expr] = {}
     high: dict[Var, Expr] = {}
     number: dict[Var, Expr] = {}
@@ -468,4 +471,4 @@ def tile_box(positions: Mapping[Var, tuple[Expr, int]]) -> Box:
         end = call("add", origin, integer_const(length))
         high[v] = call("sub", call("min", end, extent), integer_const(1))
         number[v] = call("floordiv", origin, integer_const(length))
-    return Box(low, high, number)
+    return Box(low, high, number, frozenset(batch))

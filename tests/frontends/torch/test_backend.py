@@ -105,6 +105,21 @@ def test_one_compilation_serves_many_lengths() -> None:
     assert compiled.statuses == ["streamed"]
 
 
+def newest_of(q: Tensor, k: Tensor, v: Tensor, held: Tensor) -> Tensor:
+    """A padding mask longer than the keys: its last positions count."""
+    newest = (torch.arange(k.shape[-2]) + (held.shape[-1] - k.shape[-2])).expand(q.shape[-2], -1)
+    keep = held[torch.arange(2)[:, None, None, None], newest]
+    return (q @ k.mT / 4.0).masked_fill(~keep, -INF).softmax(-1) @ v
+
+
+def test_mask_read_at_a_place_that_depends_on_sizes() -> None:
+    compiled = Compiled(newest_of, dynamic=True)
+    for n, m in ((200, 260), (130, 131), (7, 300)):
+        held = torch.arange(m + 9) >= torch.tensor([[20], [m]])
+        close(compiled(*qkv(n, m), held), newest_of(*qkv(n, m), held))
+    assert compiled.statuses == ["streamed"] and not compiled.reports[0].problem
+
+
 def test_lengths_become_dynamic_by_themselves() -> None:
     compiled = Compiled(causal)
     for n in (24, 32, 40, 72):

@@ -381,7 +381,7 @@ def tiling(found: Recognised, program: StreamProgram, tile_m: int, tile_n: int, 
     that no tile is empty, and all that the source computes is computed.
     """
     row, stream = found.row, found.stream
-    box = tiles.tile_box({row: (index("N"), tile_m), stream: (index("M"), tile_n)})
+    box = tiles.tile_box({row: (index("N"), tile_m), stream: (index("M"), tile_n)}, found.batch)
     fills = tiles.Fills()
     empty: Expr = const(True, "bool")
     for b in program.bases:
