@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,37 +17,72 @@ from aicf.schedule.schedule import Schedule
 from aicf.schedule.target import Target, host_target, named_target
 from aicf.semantic.types import product
 from aicf.streaming.recognise import Recognised
-from aicf.streaming.stream_program import StreamProgram
+from aicf.streaming.stream_program import StreamProgram, program_text
 
 ASSUMED = 1024  # the value of a size symbol of which nothing is known
 EXPONENTIALS = ("exp", "exp2", "expm1", "tanh", "sigmoid", "softplus", "erf", "log", "pow", "sin", "cos")
 
 
+class Measured(Protocol):
+    """Decisions that a search found by measuring; as text, how it came to them."""
+
+    @property
+    def decisions(self) -> Mapping[str, Any]: ...
+
+
+# (problem, target, meaning) -> what a search found for it
+Search = Callable[[Problem, Target, str], Measured | None]
+
+
+def _nothing(problem: Problem, target: Target, meaning: str) -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class Decision:
-    """`fuse`: stream it; `reason` with the numbers; the schedule in any case."""
+    """`fuse`: stream it; `reason` with the numbers; the schedule in any case. `meaning`: see `meaning_of`."""
 
     schedule: Schedule
     fuse: bool
     reason: str
     problem: Problem
+    meaning: str
 
 
 def decide(
     found: Recognised, program: StreamProgram, target: Target | str | None, fixed: Mapping[str, Any] | str | None,
-    threads: int | None, hints: Mapping[str, int],
+    threads: int | None, hints: Mapping[str, int], measured: Search = _nothing,
 ) -> Decision:  # fmt: skip
     """The schedule of a region on a target, and whether streaming is expected to be faster than the unfused form.
 
-    `fixed`: decisions of the user's, kept. `hints`: likely values of size symbols; unknown ones are taken for 1024. Raises
-    ScheduleError for decisions that cannot be and KeyError for an unknown target.
+    `fixed`: decisions of the user's, kept. `hints`: likely values of size symbols; unknown ones are taken for 1024. `measured`:
+    what a search found for a problem; it is used where the user decided nothing. Raises ScheduleError for decisions that cannot
+    be and KeyError for an unknown target.
     """
     machine = host_target() if target is None else named_target(target) if isinstance(target, str) else target
     workers = threads or getattr(machine, "cores", 1)
     problem = problem_of(found, program, workers, hints)
-    schedule = choose(problem, machine, fixed)
+    meaning = meaning_of(found, program)
+    best = None if fixed else measured(problem, machine, meaning)
+    schedule = choose(problem, machine, fixed) if best is None else _tuned(problem, machine, best)
     fuse, reason = should_fuse(problem, machine, schedule)
-    return Decision(schedule, fuse, reason, problem)
+    return Decision(schedule, fuse, reason, problem, meaning)
+
+
+def meaning_of(found: Recognised, program: StreamProgram) -> str:
+    """What is computed, whatever its tensors are called: the program's text with the tensors numbered as they appear."""
+    names: dict[str, str] = {}
+
+    def numbered(match: re.Match[str]) -> str:
+        return names.setdefault(match[0], f"tensor{len(names)}") if match[0] in found.loads else match[0]
+
+    return re.sub(r"\w+", numbered, program_text(program))
+
+
+def _tuned(problem: Problem, machine: Target, best: Measured) -> Schedule:
+    made = choose(problem, machine, best.decisions)
+    because = [(name, why.replace("given", "tuned", 1)) for name, why in made.reasons]
+    return replace(made, name="tuned", reasons=(*because, ("tuned", str(best))))
 
 
 def problem_of(found: Recognised, program: StreamProgram, threads: int, hints: Mapping[str, int]) -> Problem:

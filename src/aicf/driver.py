@@ -11,6 +11,7 @@ faster;
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ from aicf.mcir import (
 )
 from aicf.mcir.passes.streaming_lowering import derived, semantics
 from aicf.mcir.regions import Region
+from aicf.runtime import tuned
 from aicf.runtime.device import DeviceExecutable, gpu_builder
 from aicf.runtime.executable import ArrayRef, Executable, tile_counts
 from aicf.runtime.native import build_native
@@ -72,7 +74,8 @@ class RegionResult:
     it reads
     and makes, and, when streamed, its schedule and executable. `bytes_unfused`: the score-shaped tensors of the unfused form;
     `bytes_streamed`: the working memory of the streamed one. `tiles`: empty, partial and full tiles of a call, None when they
-    depend on tensors that are not known."""
+    depend on tensors that are not known. `decision`: what the cost model was asked, and its
+    answer."""
 
     status: Status
     reason: str
@@ -88,6 +91,7 @@ class RegionResult:
     bytes_unfused: int | None = None
     bytes_streamed: int | None = None
     region: Region | None = None
+    decision: Decision | None = None
     nodes: tuple[Node, ...] = ()
 
     def dump(self, stage: str) -> str:
@@ -177,8 +181,8 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     except LoweringRefused as no:
         result.reason = str(no)
         return result
-    decision = decide(found, program, options.target, options.schedule, options.threads, hints)
-    result.schedule = decision.schedule
+    decision = decide(found, program, options.target, options.schedule, options.threads, hints, tuned.find)
+    result.schedule, result.decision = decision.schedule, decision
     if options.fuse == "auto" and not decision.fuse:
         result.status, result.reason = "declined", decision.reason
         return result
@@ -194,6 +198,14 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     result.bytes_streamed = working_bytes(executable.kernel) * decision.schedule.threads
     result.tiles = _static_tiles(executable, hints)
     return result
+
+
+def rescheduled(result: RegionResult, options: Options, hints: Mapping[str, int]) -> RegionResult:
+    """A streamed region once more, under other options: how a search looks at one schedule after the other."""
+    assert result.region is not None
+    region = copy(result.region)
+    region.subregions = []  # what lowering added to the meaning
+    return _compiled(region, options, hints)
 
 
 def _executable(region: Region, decision: Decision, target: Target | str | None, header: tuple[str, ...]) -> Executable:

@@ -73,6 +73,10 @@ def selected(options: Namespace) -> list[grid.Job]:
     """The rows that the options ask for."""
     cases = [find(name) for name in options.case] or [c for c in CASES if c.name != "sigmoid" or options.all]
     sizes = [parse_size(text) for text in options.size]
+    for name in ("n", "d", "threads"):
+        for value in getattr(options, name):
+            if value < 1:
+                raise CommandError(f"--{name} {value}: it is at least 1")
     if options.all:
         ns, ds, dtypes, threads = grid.NS, grid.DS, grid.DTYPES, (1, 2)
     else:
@@ -114,10 +118,6 @@ def chosen_names(given: str | None) -> list[str]:
 
 
 def _check(options: Namespace) -> None:
-    for name in ("n", "d", "threads"):
-        for value in getattr(options, name):
-            if value < 1:
-                raise CommandError(f"--{name} {value}: it is at least 1")
     if options.seconds < 0:
         raise CommandError(f"--seconds {options.seconds:g}: it is at least 0")
     if options.resume and options.json is None:

@@ -28,6 +28,7 @@ examples:
   aicf dump triton model.py:attention --inputs make_inputs --target h100
   aicf targets
   aicf bench causal window --n 2048 --json rows.json --chart rows.svg
+  aicf tune causal --n 2048
 """
 
 _BENCH_HELP = """\
@@ -35,6 +36,13 @@ Without names, all built-in cases run, at 512 tokens of float32 with heads of 64
 may be repeated. A long run is kept in a file and can be stopped and resumed:
   aicf bench --all --json rows.json --resume
   aicf bench --json rows.json --report --chart rows.svg
+"""
+
+_TUNE_HELP = """\
+Every legal schedule of a problem (tiles, register blocks, order, cut keys) is compiled and timed. The fastest is kept in the
+disk cache, for the same computation at sizes of about that (to the nearest power of two) on this machine with as many threads.
+  aicf tune causal --n 2048 --threads 2
+  aicf tune model.py:attention --size 1x8x1024x64
 """
 
 _FUNCTION_HELP = """\
@@ -109,16 +117,8 @@ def parser() -> argparse.ArgumentParser:
         "time compiled kernels beside eager, torch.compile, SDPA and Flex Attention, interleaved, best of many",
         _BENCH_HELP,
     )
-    bench.add_argument("case", nargs="*", help="built-in cases by name (--list shows them) or FILE.py:FUNCTION of q, k and v")
-    bench.add_argument("--n", type=int, action="append", default=[], help="tokens; may be repeated (512)")
-    bench.add_argument("--d", type=int, action="append", default=[], help="head size; may be repeated (64)")
-    bench.add_argument("--dtype", action="append", default=[], help="element type; may be repeated (f32)")
-    bench.add_argument("--threads", type=int, action="append", default=[], help="may be repeated (PyTorch's own number)")
-    bench.add_argument(
-        "--size", action="append", default=[], metavar="BxHxNxD", help="batch and heads too, in the place of --n and --d"
-    )
+    _rows(bench)
     bench.add_argument("--contenders", metavar="A,B,…", help="some of eager, compile, sdpa, flex, aicf (all)")
-    bench.add_argument("--all", action="store_true", help="the whole grid, but for what other options select: hours")
     bench.add_argument("--seconds", type=float, default=3.0, help="of timing per row, all contenders together (3)")
     bench.add_argument("--fuse", choices=("auto", "always"), default="auto", help="whether the cost model may decline (auto)")
     bench.add_argument("--json", metavar="FILE", help="write the rows here, after each row")
@@ -126,6 +126,13 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--report", action="store_true", help="measure nothing: show what FILE has")
     bench.add_argument("--chart", metavar="FILE.svg", help="draw the ratios (needs Matplotlib: pip install 'aicf[bench]')")
     bench.add_argument("--list", action="store_true", help="list the built-in cases")
+
+    tune = _command(add, "tune", "find the fastest schedule by trying all, and keep it for later compilations", _TUNE_HELP)
+    _rows(tune)
+    tune.add_argument("--seconds", type=float, default=3.0, help="of timing each of the two times that the field is narrowed (3)")
+    tune.add_argument("--top", type=int, default=10, metavar="N", help="how many schedules to show (10)")
+    tune.add_argument("--dry-run", action="store_true", help="keep nothing: only tell how good the cost model's choice is")
+    tune.add_argument("--json", metavar="FILE", help="write all schedules and times here")
     return root
 
 
@@ -136,6 +143,19 @@ def _command(add: Callable[..., argparse.ArgumentParser], name: str, summary: st
     )  # fmt: skip
     command.add_argument("--traceback", action="store_true", help="show where in Python an error came from")
     return command
+
+
+def _rows(command: argparse.ArgumentParser) -> None:
+    """Which cases, sizes, types and numbers of threads."""
+    command.add_argument("case", nargs="*", help="built-in cases by name (aicf bench --list) or FILE.py:FUNCTION of q, k and v")
+    command.add_argument("--n", type=int, action="append", default=[], help="tokens; may be repeated (512)")
+    command.add_argument("--d", type=int, action="append", default=[], help="head size; may be repeated (64)")
+    command.add_argument("--dtype", action="append", default=[], help="element type; may be repeated (f32)")
+    command.add_argument("--threads", type=int, action="append", default=[], help="may be repeated (PyTorch's own number)")
+    command.add_argument(
+        "--size", action="append", default=[], metavar="BxHxNxD", help="batch and heads too, in the place of --n and --d"
+    )
+    command.add_argument("--all", action="store_true", help="the whole grid, but for what other options select: hours")
 
 
 def _function(command: argparse.ArgumentParser) -> None:

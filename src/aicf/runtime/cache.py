@@ -1,4 +1,4 @@
-"""The kernel cache: object code by what it was made from, in memory and on disk.
+"""The cache on disk: object code by what it was made from, and tuned schedules by what they are for.
 
 A key is a hash of the kernel's text, the target and the versions of everything that took part in making the code. A file
 holds a magic
@@ -39,9 +39,9 @@ def key_of(*parts: str) -> str:
     return h.hexdigest()
 
 
-def read(key: str) -> bytes | None:
-    """The object stored under `key`, or None when there is none or it does not check."""
-    path = _path(key)
+def read(key: str, kind: str = "o") -> bytes | None:
+    """The content of that kind stored under `key`, or None when there is none or it does not check."""
+    path = _path(key, kind)
     if path is None:
         return None
     try:
@@ -56,9 +56,9 @@ def read(key: str) -> bytes | None:
     return data[head:]
 
 
-def write(key: str, content: bytes) -> None:
-    """Stores an object. A cache that cannot be written is no error: the kernel is compiled again next time."""
-    path = _path(key)
+def write(key: str, content: bytes, kind: str = "o") -> None:
+    """Stores what `read` gives back. A cache that cannot be written is no error: the work is done again next time."""
+    path = _path(key, kind)
     if path is None:
         return
     digest = hashlib.sha256(key.encode() + content).digest()
@@ -87,6 +87,6 @@ def fetch(key: str, make: Callable[[], bytes]) -> tuple[bytes, bool]:
     return made, False
 
 
-def _path(key: str) -> Path | None:
+def _path(key: str, kind: str) -> Path | None:
     root = cache_dir()
-    return None if root is None else root / key[:2] / (key + ".o")
+    return None if root is None else root / key[:2] / f"{key}.{kind}"

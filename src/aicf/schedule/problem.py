@@ -65,9 +65,23 @@ class Problem:
         return min(1.0, 1.0 - self.skipped + self.edges * (tile_m + tile_n) / (2 * self.keys))
 
     @property
+    def shape_class(self) -> str:
+        """What problems have in common that the same schedule is good for: extents by their nearest power of two, and everything
+        that is not an extent. A text."""
+        p = self
+        extents = f"rows {_near(p.rows)}, keys {_near(p.keys)}, items {_near(p.items)}, kept {_near(1 / (1 - p.skipped))}"
+        body = f"groups {p.groups}, widths {p.widths}, values {p.value_widths}, {p.dtype}, exps {p.exps}, ops {p.score_ops:g}"
+        return f"{extents}, {body}, edges {min(p.edges, 1)}, states {p.states}, threads {p.threads}"
+
+    @property
     def flops(self) -> float:
         """Multiplications and additions of the contractions that are computed, over all items."""
         return 2.0 * self.items * self.rows * self.keys * (self.width + self.value_width) * self.share()
+
+
+def _near(x: float) -> int:
+    """The nearest power of two."""
+    return 1 << round(math.log2(x))
 
 
 def q_major_bytes(p: Problem, tile_m: int) -> float:

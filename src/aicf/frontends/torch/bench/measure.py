@@ -17,7 +17,7 @@ from aicf.scalar import DType
 
 from . import cases, contenders
 from .cases import Case, Size, Tensors
-from .timing import interleaved
+from .timing import interleaved, torch_threads
 
 # Score elements in float64 that the reference may hold: 64 Mi of them are 512 MiB, and there are a few such tensors.
 REFERENCE = 1 << 26
@@ -99,7 +99,6 @@ class Row:
         return Row(**given, entries=entries)
 
 
-@torch.no_grad()
 def measure(
     case: Case, size: Size, dtype: torch.dtype, threads: int, *, names: Sequence[str], budget: float,
     fuse: Literal["auto", "always"] = "auto", say: Callable[[str], None] = lambda text: None,
@@ -107,15 +106,28 @@ def measure(
     """Measures a row for about `budget` seconds beside what compiling and checking take. What does not compile or computes
     something else is not timed, nor is AICF where it does not keep the contract; the entry says why. Others are timed even so:
     that they lose a few bits is theirs to answer for."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     torch._dynamo.reset()
     try:
-        tensors = cases.make_inputs(case, size, dtype)
-        row = Row(case.name, size.batch, size.heads, size.n, size.d, DTYPE_OF[dtype], threads)
-        row.flop, row.bytes = cases.flop(case, tensors), cases.traffic(case, tensors)
+        row, calls = checked(case, size, dtype, threads, names=names, fuse=fuse, say=say)
+        say("timing")
+        take_time(row, calls, budget)
+        return row
+    finally:
+        torch._dynamo.reset()
+
+
+@torch.no_grad()
+def checked(
+    case: Case, size: Size, dtype: torch.dtype, threads: int, *, names: Sequence[str], fuse: Literal["auto", "always"],
+    say: Callable[[str], None],
+) -> tuple[Row, dict[str, Callable[[], Any]]]:  # fmt: skip
+    """The row without its times, and the warm calls of those contenders that are to be timed."""
+    tensors = cases.make_inputs(case, size, dtype)
+    row = Row(case.name, size.batch, size.heads, size.n, size.d, DTYPE_OF[dtype], threads)
+    row.flop, row.bytes = cases.flop(case, tensors), cases.traffic(case, tensors)
+    calls: dict[str, Callable[[], Any]] = {}
+    with torch_threads(threads):
         reference = _Reference(case, tensors)
-        calls: dict[str, Callable[[], Any]] = {}
         for name in names:
             entry = row.entries[name] = Entry()
             began = time.perf_counter()
@@ -139,12 +151,7 @@ def measure(
                 entry.missing = f"wrong: {found.problem}"
             else:
                 calls[name] = made.call
-        say("timing")
-        _time(row, calls, budget)
-        return row
-    finally:
-        torch.set_num_threads(before)
-        torch._dynamo.reset()
+    return row, calls
 
 
 def _note(row: Row, report: Any) -> None:
@@ -154,7 +161,9 @@ def _note(row: Row, report: Any) -> None:
     row.schedule = "; ".join(dict.fromkeys(r.schedule.brief for r in regions if r.schedule is not None))
 
 
-def _time(row: Row, calls: dict[str, Callable[[], Any]], budget: float) -> None:
+@torch.no_grad()
+def take_time(row: Row, calls: Mapping[str, Callable[[], Any]], budget: float) -> None:
+    """Times the calls of a row, and what the machine can do at the most between them."""
     if not calls:
         return
     fma, per_call = fma_work(row.threads)
@@ -163,9 +172,10 @@ def _time(row: Row, calls: dict[str, Callable[[], Any]], budget: float) -> None:
     if row.flop / row.bytes < BALANCE:
         read, read_bytes = read_work(row.threads, row.bytes)
         extra["read bandwidth"] = read
-    for call in extra.values():
-        call()
-    found = interleaved({**calls, **extra}, budget)
+    with torch_threads(row.threads):
+        for call in extra.values():
+            call()
+        found = interleaved({**calls, **extra}, budget)
     row.peak = per_call / min(found["fma peak"])
     row.bandwidth = read_bytes / min(found["read bandwidth"]) if read is not None else None
     for name in calls:
@@ -200,4 +210,4 @@ class _Reference:
         return worst
 
 
-__all__ = ["Entry", "Row", "Size", "measure"]
+__all__ = ["Entry", "Row", "Size", "checked", "measure", "take_time"]

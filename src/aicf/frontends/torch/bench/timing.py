@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import torch
 
 LEAST = 3  # rounds in which everybody runs, however slow
 BURST = 2e-3  # seconds of calls in a row that a quick contender gets in a round: caches are then its own
 MOST = 200  # calls in a burst
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """PyTorch, and so everybody who asks it, has `count` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def interleaved(calls: Mapping[str, Callable[[], Any]], budget: float, least: int = LEAST) -> dict[str, list[float]]:
