@@ -294,7 +294,8 @@ def _score_variables(policy: _Pull, c: Candidate) -> set[Var]:
 
 def _weights(context: _Context, policy: _Pull, c: Candidate, extraction: Extraction) -> bool:
     """Keys or values are model parameters, or experts' shares of them: linear layers, which matrix libraries do better."""
-    names = {x.tensor for a in extraction.atoms.values() for x in walk(a.key) if isinstance(x, Load)}
+    # Where in the keys to look (an index tensor's numbers) is no key.
+    names = {x.tensor for a in extraction.atoms.values() for x in walk(a.key) if isinstance(x, Load) and is_float(x.dtype)}
     keys = bool(names) and all(_weight(context, policy.puller.loads[n]) for n in names)
     return keys or _weight(context, c.node.inputs[1 - c.weights])
 

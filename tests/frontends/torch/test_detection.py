@@ -113,3 +113,16 @@ def test_a_bias_gathered_from_a_linear_layer():
 
     bucket = torch.zeros(2, 6, 6, dtype=torch.long)
     assert statuses(fn, X, torch.zeros(5, 8), torch.zeros(5), X, X, bucket, weights=(1, 2)) == ["streamed"]
+
+
+def test_projections_whose_parts_are_taken_by_index() -> None:
+    """Queries, the key and the value as parts of one linear layer, taken by index lists: one attention, not two."""
+
+    def shared_key(x: Tensor, w: Tensor) -> Tensor:
+        fused = (x @ w.mT).view(2, -1, 6, 8)
+        q, k, v = fused[:, :, :-2], fused[:, :, [-2]], fused[:, :, [-1]]
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+        return (q @ k.mT).softmax(-1) @ v
+
+    found = regions(shared_key, torch.randn(2, 9, 32), torch.randn(48, 32), weights=(1,))
+    assert [r.status for r in found] == ["streamed"]
