@@ -57,11 +57,11 @@ class Program:
     made: Mapping[str, int]
     overrides: Mapping[str, int]
 
-    def function(self, double: bool = False) -> Callable[..., Any]:
-        """The program as a function; `double` reads its type names as float64."""
-        kind = torch.float64 if double else DTYPES[self.dtype]
-        wide = torch.float64 if double else torch.float32
-        scope: dict[str, Any] = {"torch": torch, "math": math, "F": torch.nn.functional, "INF": math.inf, "DT": kind, "F32": wide}
+    def function(self, double: bool = False, wide: bool = False) -> Callable[..., Any]:
+        """The program as a function; `double` reads its type names as float64, `wide` halves as float32."""
+        kind = torch.float64 if double else torch.float32 if wide else DTYPES[self.dtype]
+        full = torch.float64 if double else torch.float32
+        scope: dict[str, Any] = {"torch": torch, "math": math, "F": torch.nn.functional, "INF": math.inf, "DT": kind, "F32": full}
         exec(compile(self.text, f"<program {self.seed}>", "exec"), scope)
         return scope["attention"]
 
@@ -595,7 +595,8 @@ class _Writer:
                 self.line("e = torch.exp((s - s.amax(-1, keepdim=True)).clamp(min=-20))")
                 self.line("p = e / e.sum(-1, keepdim=True)")
         for form, keep in self.after:
-            match form:
+            # The sum of a difference may be next to nothing: divided by it, rounding alone decides.
+            match "after" if kind == "difference" else form:
                 case "after":
                     self.line(f"p = p * {keep}")
                 case "after filled":

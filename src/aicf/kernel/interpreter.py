@@ -310,7 +310,9 @@ class _Machine:
             self.reads(s.tile)
         with np.errstate(all="ignore"):
             if s.op == "sum":
-                total = value.sum(axis=-1, dtype=value.dtype)
+                # Kernel IR fixes no order of additions, so no order's rounding shows.
+                exact = np.float64 if np.issubdtype(value.dtype, np.floating) else value.dtype
+                total = value.sum(axis=-1, dtype=exact).astype(value.dtype)
             elif shape[-1] == 0:
                 total = np.full(shape[:-1], _identity(s.op, wide), value.dtype)
             else:
@@ -330,8 +332,9 @@ class _Machine:
         a, b = sides
         outer = (*(x for x in s.a.axes if x != s.over), *(x for x in s.b.axes if x != s.over))
         with np.errstate(all="ignore"):
-            product = a.reshape(-1, a.shape[-1]) @ b.reshape(-1, b.shape[-1]).T
-            total = product.reshape(self.counts(outer)).transpose([outer.index(x) for x in s.tile.axes])
+            exact = np.float64 if np.issubdtype(a.dtype, np.floating) else a.dtype
+            product = a.reshape(-1, a.shape[-1]).astype(exact) @ b.reshape(-1, b.shape[-1]).T.astype(exact)
+            total = product.astype(a.dtype).reshape(self.counts(outer)).transpose([outer.index(x) for x in s.tile.axes])
             if s.accumulate:
                 self.reads(s.tile)
                 old = round_to(self.see(self.target(s.tile)), wide)

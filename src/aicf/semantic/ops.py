@@ -394,7 +394,14 @@ def _gather_meaning(types: Types, attrs: Attrs, out: TensorType, at: At, r: Read
 
 # ------------------------------------------------------------------------------------------------ reductions and contractions
 
-_NUMPY_REDUCE: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod, "any": np.any, "all": np.all}
+
+def _total(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    """A sum as exact as its type holds: an order of additions is no part of the meaning, so none's rounding should show."""
+    wide = np.float64 if np.issubdtype(x.dtype, np.floating) else x.dtype
+    return np.sum(x, axis=axis, dtype=wide, keepdims=keepdims).astype(x.dtype)
+
+
+_NUMPY_REDUCE: dict[str, Any] = {"sum": _total, "max": np.max, "min": np.min, "prod": np.prod, "any": np.any, "all": np.all}
 
 
 def accumulator(dtype: DType) -> DType:
@@ -452,8 +459,17 @@ def _wide(x: Any, dtype: DType) -> Any:
     return np.asarray(x).astype(numpy_dtype(accumulator(dtype)))
 
 
+def _exactly(x: Any, dtype: DType) -> Any:
+    """The operand of a contraction: products and sums of floats in float64, as in `_total`."""
+    return np.asarray(x).astype(np.float64 if is_float(dtype) else numpy_dtype(accumulator(dtype)))
+
+
+def _contracted(x: Any, dtype: DType) -> Any:
+    return round_to(x.astype(numpy_dtype(accumulator(dtype))), dtype)
+
+
 def _matmul_numpy(values: list[Any], attrs: Attrs, out: TensorType, sizes: Sizes) -> Any:
-    return round_to(np.matmul(_wide(values[0], out.dtype), _wide(values[1], out.dtype)), out.dtype)
+    return _contracted(np.matmul(_exactly(values[0], out.dtype), _exactly(values[1], out.dtype)), out.dtype)
 
 
 def _matmul_meaning(types: Types, attrs: Attrs, out: TensorType, at: At, r: Reader) -> Expr:
@@ -488,7 +504,7 @@ def _einsum_type(types: Types, attrs: Attrs) -> TensorType:
 
 def _einsum_numpy(values: list[Any], attrs: Attrs, out: TensorType, sizes: Sizes) -> Any:
     equation = f"{','.join(attrs['inputs'])}->{attrs['output']}"
-    return round_to(np.einsum(equation, *(_wide(v, out.dtype) for v in values), optimize=True), out.dtype)
+    return _contracted(np.einsum(equation, *(_exactly(v, out.dtype) for v in values), optimize=True), out.dtype)
 
 
 def _einsum_meaning(types: Types, attrs: Attrs, out: TensorType, at: At, r: Reader) -> Expr:
@@ -552,7 +568,7 @@ def _softmax_numpy(log: bool) -> Callable[[list[Any], Attrs, TensorType, Sizes],
     def apply(values: list[Any], attrs: Attrs, out: TensorType, sizes: Sizes) -> Any:
         x = _wide(values[0], out.dtype)
         x = x - x.max(axis=attrs["axis"], keepdims=True)
-        total = np.exp(x).sum(axis=attrs["axis"], keepdims=True)
+        total = _total(np.exp(x), attrs["axis"], keepdims=True)
         return round_to(x - np.log(total) if log else np.exp(x) / total, out.dtype)
 
     return apply
@@ -572,7 +588,7 @@ def _logsumexp_numpy(values: list[Any], attrs: Attrs, out: TensorType, sizes: Si
     x = _wide(values[0], out.dtype)
     top = x.max(axis=attrs["axis"], keepdims=True)
     safe = np.where(np.isinf(top), 0, top)
-    total = safe + np.log(np.exp(x - safe).sum(axis=attrs["axis"], keepdims=True))
+    total = safe + np.log(_total(np.exp(x - safe), attrs["axis"], keepdims=True))
     return round_to(total if attrs["keepdims"] else np.squeeze(total, attrs["axis"]), out.dtype)
 
 
@@ -605,7 +621,6 @@ def _cast_meaning(types: Types, attrs: Attrs, out: TensorType, at: At, r: Reader
 
 def _scalar_meaning(types: Types, attrs: Attrs, out: TensorType, at: At, r: Reader) -> Expr:
     return attrs["value"]
-
 
 
 _ROWS = [

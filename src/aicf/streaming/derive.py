@@ -46,6 +46,7 @@ from aicf.streaming.context import (
 )
 from aicf.streaming.extrema import extremum
 from aicf.streaming.gauge import gauge_free, same_value
+from aicf.streaming.kept import referred_to_kept
 from aicf.streaming.separate import canon, separate
 from aicf.streaming.stream_program import Base, NotSeparable, Reduction, Shift, StreamProgram, Sum
 from aicf.streaming.terms import (
@@ -241,7 +242,7 @@ def _outer(t: Term, rest: Term) -> Term:
 
 
 def _centred(s: _States, terms: list[Term]) -> list[Term]:
-    """`u * exp(p * u)` written as `((u - ref) + ref) * exp(p * u)`, where ref is the extremum of u.
+    """`u * exp(p * u)` written as `((u - ref) + ref) * exp(p * u)`, where ref is the extremum that keeps the exponential in range.
 
     The sum of the first product is of the size of the scores' spread, and the second one joins the sum of `exp(p * u)`;
     what was subtracted from u in the source cancels against ref instead of against the size of the scores.
@@ -249,7 +250,7 @@ def _centred(s: _States, terms: list[Term]) -> list[Term]:
     c = s.c
     out: list[Term] = []
     for t in terms:
-        found = next((x for b in c.bases.values() for x in _multiple(c, t, b)), None) if matching(c, t) else None
+        found = next((x for m in matching(c, t) for x in _multiple(c, t, m.base)), None)
         if found is None:
             out.append(t)
             continue
@@ -515,9 +516,9 @@ def _assembled(
         for x in s.sums.values() if x.name in states
     )  # fmt: skip
     finalize = {n: substitute(everything[n], put) for n in order}
-    p = StreamProgram(stream, atoms, bases, sums, finalize, tuple(results))
+    p = referred_to_kept(StreamProgram(stream, atoms, bases, sums, finalize, tuple(results)))
     free = gauge_free(p)
-    return replace(p, bases=tuple(replace(b, gauge_free=b.name in free) for b in bases))
+    return replace(p, bases=tuple(replace(b, gauge_free=b.name in free) for b in p.bases))
 
 
 def _short_names(bases: list[Var]) -> dict[Var, str]:

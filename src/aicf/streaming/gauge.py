@@ -8,6 +8,7 @@ an output keeps a trace fails it with certainty but for a set of values of measu
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 
@@ -44,9 +45,27 @@ def _is_free(p: StreamProgram, name: str) -> bool:
             if math.isnan(a) and math.isnan(b):
                 continue
             compared += 1
-            if not math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12):
+            if not _close(a, b):
                 return False
     return compared > 0
+
+
+def scaling(p: StreamProgram, sums: Collection[str], names: Collection[str]) -> int | None:
+    """The power of z by which the results `names` all grow when `sums` are multiplied by z > 0: 0, 1, or None for neither."""
+    random = np.random.default_rng(3)
+    powers = {0, 1}
+    for _ in range(TRIALS):
+        env = _values(p, random)
+        tensors: dict[object, float] = {}
+        z = float(random.uniform(1.5, 2.5))
+        before = _results(p, env, tensors, random)
+        after = _results(p, {**env, **{s: env[s] * z for s in sums}}, tensors, random)
+        powers &= {k for k in (0, 1) if all(_close(after[n], before[n] * z**k) for n in names)}
+    return powers.pop() if len(powers) == 1 else None
+
+
+def _close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def same_value(a: Expr, b: Expr) -> bool:
@@ -102,7 +121,14 @@ def _value(e: Expr, env: dict[str, float], tensors: dict[object, float], random:
 def _outputs(
     p: StreamProgram, env: dict[str, float], tensors: dict[object, float], random: np.random.Generator
 ) -> list[float]:
+    known = _results(p, env, tensors, random)
+    return [known[name] for name in p.outputs]
+
+
+def _results(
+    p: StreamProgram, env: dict[str, float], tensors: dict[object, float], random: np.random.Generator
+) -> dict[str, float]:
     known = dict(env)
     for name, e in p.finalize.items():
         known[name] = _value(e, known, tensors, random)
-    return [known[name] for name in p.outputs]
+    return known

@@ -72,7 +72,7 @@ def _rebased(p: StreamProgram, s: Sum, state: State, references: dict[str, Any],
     with np.errstate(all="ignore"):
         if s.shift is not None:
             distance = evaluate(s.shift.distance, {**env, **references, **old}, **options)
-            value = value + distance * state[s.shift.partner]
+            return value * factor + distance * factor * state[s.shift.partner]
         return value * factor
 
 

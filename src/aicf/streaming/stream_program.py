@@ -74,7 +74,7 @@ class Sum:
     `old` to `ref` it is multiplied by `scale`, an expression of those two. No stabiliser: `scale` is None.
 
     A body with a factor `u - ref` moves by a partner's old value as well, see `Shift`: the sum becomes
-    `scale * (sum + shift.distance * partner)`.
+    `scale * sum + shift.distance * scale * partner`.
     """
 
     name: str

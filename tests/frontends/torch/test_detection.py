@@ -84,6 +84,16 @@ def test_alternating_normalisers_are_refused_with_a_reason():
     assert "normaliser runs over the rows" in r.reason
 
 
+def test_a_mask_after_the_softmax_that_hides_everything_leaves_nothing_to_stream():
+    def hidden(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        i, j = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+        return ((q @ k.mT).softmax(-1) * (j < i - 100)) @ v
+
+    (r,) = regions(hidden, Q, K, V)
+    assert r.status == "refused"
+    assert "nothing is left to stream" in r.reason
+
+
 def test_a_single_key_is_said_to_be_one():
     for rows in (6, 1):
         q, k, v = (torch.zeros(2, 3, n, 4) for n in (rows, 1, 1))

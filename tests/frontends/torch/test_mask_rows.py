@@ -204,3 +204,39 @@ def test_the_parts_of_a_concatenation_are_read_inside_of_their_tensors() -> None
     for r in regions:
         if "V[b, h, j - 20, e]" in r.dump("kernel"):
             raise AssertionError(r.dump("kernel"))
+
+
+def entropy(s: torch.Tensor) -> torch.Tensor:
+    logp = s.log_softmax(-1)
+    return -(logp.exp() * logp).sum(-1, keepdim=True)
+
+
+def test_an_entropy_is_relative_to_the_maximum_of_its_own_softmax():
+    """Not to that of the softmax of -s beside it, of which s is a multiple too; and a reference may move by 3e38."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        s = q @ k.transpose(-2, -1) + (1.0 - kept().flip(1).to(q.dtype)) * torch.finfo(torch.float32).min
+        return torch.cat([torch.softmax(-s, -1) @ v, entropy(s)], -1)
+
+    assert_streams(run, *tensors(torch.float32))
+
+
+def test_an_entropy_beside_a_mask_that_whole_tiles_keep():
+    """What such tiles know of the mask is a number, and other numbers of that value stay themselves."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        s = (q @ k.transpose(-2, -1)).masked_fill(~kept().flip(1), -INF)
+        p = torch.softmax(s, -1).masked_fill(~kept(), 0.0)
+        return torch.cat([p @ v, entropy(s)], -1)
+
+    assert_streams(run, *tensors(torch.float32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [1.0, 20.0])
+def test_renormalised_after_a_mask_far_below_the_maximum(dtype: torch.dtype, scale: float):
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        p = (q @ k.transpose(-2, -1)).float().softmax(-1) * (torch.arange(M)[None, :] > torch.arange(N)[:, None])
+        return (p / p.sum(-1, keepdim=True)).to(v.dtype) @ v
+
+    assert_streams(run, *tensors(dtype, scale))

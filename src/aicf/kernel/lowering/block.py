@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from aicf.kernel.ir import Contract, Map, Reduce, Stmt, Tile
 from aicf.kernel.lowering.names import KernelLoweringError, Names, old_reference, reference
-from aicf.scalar import Call, Expr, Var, call, const, show, substitute, transform, var
+from aicf.scalar import Call, Const, Expr, Var, call, const, show, substitute, transform, var
 from aicf.streaming.stream_program import Base, Sum
 
 
@@ -20,12 +20,15 @@ def in_order(sums: Sequence[Sum]) -> list[Sum]:
 
 
 def rebased(s: Sum, carried: Expr, partner: Expr | None, scale: Expr | None, known: Mapping[Expr, Expr]) -> Expr:
-    """The carried value of `s` moved to the new references: `(carried + distance * partner) * scale`. `known` gives the old
-    references; `partner` is the partner sum's value at the old references."""
-    if s.shift is not None:
-        assert partner is not None
-        carried = call("add", carried, call("mul", substitute(s.shift.distance, known), partner))
-    return carried if scale is None else call("mul", carried, scale)
+    """The carried value of `s` moved to the new references: `carried * scale + distance * scale * partner`. `known` gives the old
+    references; `partner` is the partner sum's value at the old references. A large distance meets its vanishing scale first:
+    times the partner it may overflow."""
+    moved = carried if scale is None else call("mul", carried, scale)
+    if s.shift is None:
+        return moved
+    assert partner is not None
+    distance = substitute(s.shift.distance, known)
+    return call("add", moved, call("mul", distance if scale is None else call("mul", distance, scale), partner))
 
 
 def gradual(weight: Expr) -> Expr:
@@ -93,7 +96,9 @@ class Block:
         if not isinstance(body, Var):
             u = self._scores(f"u{end}")
             self.out.append(Map(u, body))
-            self.known[body] = body = var(u.name, "f32")
+            if not isinstance(body, Const):  # a number stands for itself wherever else it is
+                self.known[body] = var(u.name, "f32")
+            body = var(u.name, "f32")
         self.out.append(Reduce(self.names.row_tile(f"top{end}"), b.op, self.names.j, body))
         new = self.names.row_tile(f"new{end}")
         self.out.append(Map(new, call(b.op, var(b.name, "f32"), var(f"top{end}", "f32"))))

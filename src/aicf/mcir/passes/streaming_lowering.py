@@ -173,6 +173,10 @@ def derived(found: Recognised) -> StreamProgram:
 
 
 def _check(found: Recognised, program: StreamProgram) -> None:
+    states = {x.name for x in (*program.bases, *program.sums)} | {b.ref.name for b in program.bases}
+    for k, e in enumerate(found.exits):
+        if not any(v.name in states for v in variables(finalizer(program, f"out{k}"))):
+            raise LoweringRefused(f"{e.node.name} is the same whatever the scores are: nothing is left to stream")
     for a in found.atoms:
         _width(a.width, "the head dim of the scores")
         if variables(a.row) & {found.stream} or variables(a.key) & {found.row}:
