@@ -242,7 +242,7 @@ def _outer(t: Term, rest: Term) -> Term:
 
 
 def _centred(s: _States, terms: list[Term]) -> list[Term]:
-    """`u * exp(p * u)` written as `((u - ref) + ref) * exp(p * u)`, where ref is the extremum that keeps the exponential in range.
+    """`u * exp(p * u)` written as `((u - ref) + ref) * exp(p * u)`; ref is the extremum that keeps the exponential in range.
 
     The sum of the first product is of the size of the scores' spread, and the second one joins the sum of `exp(p * u)`;
     what was subtracted from u in the source cancels against ref instead of against the size of the scores.
