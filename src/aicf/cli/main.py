@@ -129,7 +129,9 @@ def parser() -> argparse.ArgumentParser:
 
     tune = _command(add, "tune", "find the fastest schedule by trying all, and keep it for later compilations", _TUNE_HELP)
     _rows(tune)
-    tune.add_argument("--seconds", type=float, default=3.0, help="of timing each of the two times that the field is narrowed (3)")
+    tune.add_argument(
+        "--seconds", type=float, default=3.0, help="of timing all, and again each time that the field is narrowed (3)"
+    )
     tune.add_argument("--top", type=int, default=10, metavar="N", help="how many schedules to show (10)")
     tune.add_argument("--dry-run", action="store_true", help="keep nothing: only tell how good the cost model's choice is")
     tune.add_argument("--json", metavar="FILE", help="write all schedules and times here")

@@ -23,7 +23,7 @@ from .backend import BackendOptions, streamed_module
 from .bench.timing import interleaved, torch_threads
 from .region_op import REGION, size_names
 
-# A first call decides who is worth more of them: what is this much slower than the fastest is out.
+# The first calls decide who is worth more of them: what is this much slower than the fastest is out.
 FIRST_CUT = 1.5
 SECOND_CUT = 1.15
 
@@ -107,7 +107,8 @@ def sites(fn: Callable[..., Any], args: Sequence[Any], threads: int) -> list[Sit
 
 
 def search(site: Site, budget: float, say: Callable[[str], None] = lambda text: None) -> Outcome:
-    """Compiles and times every legal schedule of `site`, for about `budget` seconds each time that the field is narrowed."""
+    """Compiles and times every legal schedule of `site`: all of them for about `budget` seconds, then twice those that are left
+    as the field is narrowed."""
     problem, target = site.decision.problem, host_target()
     own = choose(problem, target)
     schedules = legal(problem, target)
@@ -119,7 +120,7 @@ def search(site: Site, budget: float, say: Callable[[str], None] = lambda text: 
         calls[s.brief]()
     say(f"timing {len(schedules)} schedules")
     with torch_threads(problem.threads):
-        best = {name: min(times) for name, times in interleaved(calls, 0.0, least=1).items()}
+        best = {name: min(times) for name, times in interleaved(calls, budget, least=2).items()}
         for cut in (FIRST_CUT, SECOND_CUT):
             limit = min(best.values()) * cut
             left = {name: calls[name] for name, seconds in best.items() if seconds <= limit or name == own.brief}
