@@ -42,7 +42,7 @@ from aicf.streaming.stream_program import StreamProgram
 from .grammar import DTYPES, Program
 
 LEVELS = ("semantic", "stream", "kernel", "cpu")
-MORE = 12  # further draws of data before errors are judged
+MORE = (12, 60)  # draws of data over which errors are taken when those of the first break the contract: few, then more
 LARGEST = 1_000_000  # elements of the largest array that the stream level may make
 TILES = 16  # tiles in all that the kernel level may run: the interpreter takes a millisecond a statement
 _NAMES: dict[torch.dtype, DType] = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64"}
@@ -380,8 +380,8 @@ _ROUNDOFF: dict[torch.dtype, float] = {torch.float16: 2.0**-11, torch.bfloat16: 
 _UNDERFLOW: dict[torch.dtype, float] = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134, torch.float32: 2.0**-150}
 
 
-def _more(p: Program, run: Run) -> Iterator[tuple[Any, Any, Any]]:
-    for data in range(1, 1 + MORE):
+def _more(p: Program, run: Run, first: int, last: int) -> Iterator[tuple[Any, Any, Any]]:
+    for data in range(first, last):
         args = p.arguments(data)
         got = run(args)
         if got is not None:
@@ -397,14 +397,19 @@ def _judge(
     broken = _broken(got, eager, exact, unfused)
     if broken is None:
         return
-    draws = list(_more(p, run))
-    for g, e, x in draws:
-        _broken(g, e, x, unfused)
-    samples = [(got, eager, exact), *draws]
-    pooled = [tuple(torch.cat([s[side][k].double().flatten() for s in samples]) for side in range(3)) for k in range(len(got))]
-    still = _broken_flat(pooled, [x.dtype for x in got], unfused)
-    if still is not None:
-        raise Wrong(f"{still}; at first {broken}")
+    samples = [(got, eager, exact)]
+    still = broken
+    for count in MORE:
+        draws = list(_more(p, run, len(samples), 1 + count))
+        for g, e, x in draws:
+            _broken(g, e, x, unfused)
+        samples += draws
+        sides = range(3)
+        pooled = [tuple(torch.cat([s[side][k].double().flatten() for s in samples]) for side in sides) for k in range(len(got))]
+        still = _broken_flat(pooled, [x.dtype for x in got], unfused)
+        if still is None:
+            return
+    raise Wrong(f"{still}; at first {broken}")
 
 
 def _broken(got: list[torch.Tensor], eager: list[torch.Tensor], exact: list[torch.Tensor], unfused: bool) -> str | None:
