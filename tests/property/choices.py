@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
-SHARED = 16  # neighbouring seeds that draw the same structure and differ in sizes and data
-SIZED = 8  # neighbouring seeds that draw the same sizes where sizes are numbers in the traced graph
+SHARED = 32  # neighbouring seeds that draw the same structure and differ in sizes and data
+SIZED = 16  # neighbouring seeds that draw the same sizes where sizes are numbers in the traced graph
 
 
 class Choices:

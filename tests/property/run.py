@@ -107,7 +107,7 @@ def _show(seed: int, overrides: Mapping[str, int], levels: tuple[str, ...]) -> i
 
 
 def _many(seed: int, count: int, jobs: int, levels: tuple[str, ...], seconds: float) -> int:
-    chunk = SHARED * 2
+    chunk = SHARED
     starts = range(seed, seed + count, chunk)
     work = [(list(range(s, min(s + chunk, seed + count))), levels) for s in starts]
     started = time.time()
