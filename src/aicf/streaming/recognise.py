@@ -78,10 +78,12 @@ class Refused:
 
 @dataclass
 class Settings:
-    """What recognition may assume: `anchors`, the nodes whose tensors exist outside (None: all); `parameters`, model weights."""
+    """What recognition may assume: `anchors`, the nodes whose tensors exist outside (None: all); `parameters`, model weights;
+    `readers`, nodes that something outside of the graph reads, and what that is."""
 
     anchors: Collection[Node] | None = None
     parameters: Collection[Node] = field(default_factory=frozenset[Node])
+    readers: Mapping[Node, str] = field(default_factory=dict[Node, str])
 
 
 def recognise(
@@ -124,6 +126,7 @@ class _Context:
         self.users = users_of(nodes)
         self.order = {n: k for k, n in enumerate(nodes)}
         self.outputs = set(outputs) if outputs is not None else {n for n in nodes if not self.users[n]}
+        self.outputs.update(settings.readers)
         self.pure = pure(nodes)
         self.single_keys = any(n.op in SOFTMAXES and is_one(n.inputs[0].type.shape[n.attrs["axis"]]) for n in nodes)
         self.settings = settings
@@ -232,6 +235,9 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
         return Refused(c.node, "a tensor has no elements, so there is nothing to stream", None) if c.softmax_like else None
     policy = _Pull(context, c)
     target, at = _extended(context, policy, c)
+    if not context.anchor(target):
+        why = f"{target.name} is only a step of {target.location.op if target.location else 'an op'}, and no tensor holds it row by row"
+        return Refused(c.node, why, target) if c.softmax_like else None
     element = policy.puller.pull(target, at)
     if not _interesting(c, policy, element):
         return None
@@ -311,23 +317,50 @@ def _weight(context: _Context, node: Node) -> bool:
 
 
 def _extended(context: _Context, policy: _Pull, c: Candidate) -> tuple[Node, At]:
-    """The value contraction, or what row-wise ops make of it right after: `(e @ v) / l` is one result."""
-    node = c.node
-    policy.puller.pull(node, c.at)
+    """The value contraction, or what row-wise ops make of it right after: `(e @ v) / l` is one result. A step of an op of the
+    source, which exists as a tensor nowhere, is followed to the op's own result."""
+    node, at = c.node, c.at
+    policy.puller.pull(node, at)
     while True:
         users = context.users.get(node, [])
         if len(users) != 1 or node in context.outputs:
-            return node, c.at
+            return node, at
         (user,) = users
-        if user.type.shape != node.type.shape or not context.anchor(user):
-            return node, c.at
-        here = step(user, c.at, c.known)
-        if here is None or here.bound or user.op in (*VIEWS, "concat", "pad", "take", "gather"):
-            return node, c.at
+        step_only = not context.anchor(node)
+        here = step(user, *output_index(user))
+        if here is None or here.bound or user.op in ("concat", "pad", "take", "gather"):
+            return node, at
         others = [i for i in user.inputs if i is not node]
+        if step_only:
+            grown = None if any(i in policy.below for i in others) else _through(policy, node, at, user, c)
+            if grown is None or grown[1]:
+                return node, at
+            node, at = user, grown[0]
+            continue
+        if user.op in VIEWS or user.type.shape != node.type.shape or not context.anchor(user):
+            return node, at
         if not all(i in context.pure or (i in policy.below and _row_value(policy, i)) for i in others):
-            return node, c.at
+            return node, at
+        if any(_waits(policy, i, context.order[c.node]) for i in others):
+            return node, at
         node = user
+
+
+def _waits(policy: _Pull, node: Node, limit: int) -> bool:
+    """Whether `node` needs, beside the scores, a tensor that comes after position `limit` of the graph: another region's."""
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        n = stack.pop()
+        if n in seen or n not in policy.below or n in policy.atoms:
+            continue
+        seen.add(n)
+        stack += n.inputs
+        for i in n.inputs:
+            given = i in policy.below or i.op == "input" or i in policy.context.pure
+            if not given and policy.context.order[i] > limit:
+                return True
+    return False
 
 
 def _row_value(policy: _Pull, node: Node) -> bool:
@@ -379,7 +412,8 @@ def _exits(context: _Context, policy: _Pull, c: Candidate, target: Node) -> list
         if node in context.outputs or (outside and not along):
             if along:
                 what = f"the {_what(node, policy)} {node.name} {_tensor(node)}"
-                return Refused(c.node, f"{what} is itself returned, so it must be written", node)
+                how = f"is also read by {context.settings.readers[node]}" if node in context.settings.readers else "is itself returned"
+                return Refused(c.node, f"{what} {how}, so it must be written", node)
             if context.anchor(node):
                 at = _plain(where, node)
                 if at is None:

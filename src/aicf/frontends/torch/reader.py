@@ -33,6 +33,8 @@ HANDLERS: Mapping[str, Handler] = {
     **ops_elementwise.OPS, **ops_views.OPS, **ops_create.OPS, **ops_index.OPS, **ops_reduce.OPS, **ops_contract.OPS,
 }  # fmt: skip
 FOREVER = 1 << 60
+# Ops without a tensor as their result that ask for nothing but the kind of a tensor.
+_QUESTIONS = ("sym_", "_assert_tensor_metadata")
 _getitem = operator.getitem
 
 
@@ -212,6 +214,8 @@ class _Reader:
             return
         written = self._written(node)
         if not isinstance(value, torch.Tensor) and not (isinstance(value, list | tuple) and value):
+            if not getattr(node.target, "__name__", "").startswith(_QUESTIONS):
+                self._read_outside(node)
             self._mutate(written, None)
             return
         result: Any = None
@@ -222,6 +226,8 @@ class _Reader:
             reason = str(e)
         except ValueError as e:  # a type rule of the Semantic IR: a shape that cannot be followed
             reason = f"{op_name(node)} is not understood: {e}"
+        if reason:
+            self._read_outside(node)
         if isinstance(value, list | tuple):
             self.env[node] = [r if isinstance(r, Node) else None for r in result] if reason == "" else None
             self.unread[node] = reason
@@ -239,6 +245,13 @@ class _Reader:
         else:
             self.unread[node] = reason
             self._source(node, reason)
+
+    def _read_outside(self, node: torch.fx.Node) -> None:
+        """`node` stays as it is, so that the tensors that it reads must exist."""
+        for x in node.all_input_nodes:
+            found = self.env.get(x)
+            if isinstance(found, Node):
+                self.b.graph.readers.setdefault(found, str(location_of(node)))
 
     def _getitem(self, node: torch.fx.Node) -> None:
         source, k = node.args

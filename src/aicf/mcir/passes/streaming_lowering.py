@@ -330,6 +330,8 @@ class _Nodes:
         shape = (self.m, *(self.widths[c] for c in e.columns))
         used = {v.name for v in variables(expr)}
         inputs = [self.values[s.name] for s in (*self.program.sums, *self.program.bases) if s.name in used]
+        # A result that is free of states (0 times one) still waits for the end of the stream.
+        inputs = inputs or [self.values[s.name] for s in (*self.program.sums, *self.program.bases)][:1]
         inputs.sort(key=lambda v: -len(v.shape))
         inputs = [v for v in inputs if v.shape == shape][:1] or inputs[:1]
         dtype = mc_dtype(e.node.type.dtype)
