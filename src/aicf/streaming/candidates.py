@@ -24,8 +24,9 @@ EXPONENTIALS = ("exp", "exp2", "expm1")
 
 @dataclass
 class Candidate:
-    """A value contraction, the variable it sums over, which operand is P, the row variables that only P has, the score
-    contractions below P, and the contractions that mix P's rows (`blocked`). `softmax_like`: exponentials of
+    """A value contraction, the variable it sums over, its operands P (`weights`, read at `place`) and V (`values`), the row
+    variables that only P has, the score contractions below P, and the contractions that mix P's rows (`blocked`). `products`:
+    the element-wise products that belong to contractions spelt as a product and a sum. `softmax_like`: exponentials of
     the scores are taken on the way (and the scores not only normalised, as by a norm between two linear layers)."""
 
     node: Node
@@ -33,10 +34,13 @@ class Candidate:
     known: dict[Var, Expr]
     stream: Var
     length: Expr
-    weights: int
+    weights: Node
+    place: At
+    values: Node
     rows: frozenset[Var]
     atoms: list[Node] = field(default_factory=list[Node])
     blocked: list[Node] = field(default_factory=list[Node])
+    products: list[Node] = field(default_factory=list[Node])
     softmax_like: bool = False
 
 
@@ -47,26 +51,52 @@ def free(at: At) -> frozenset[Var]:
 
 def candidates(node: Node) -> list[Candidate]:
     """All ways to see `node` as sum_j P[.., j] V[j, ..] with scores below P; those with score contractions first."""
-    if node.op not in CONTRACTIONS or len(node.inputs) != 2:
-        return []
     at, known = output_index(node)
-    here = step(node, at, known)
-    if here is None or len(here.accesses) != 2:
+    here = contraction(node, at, known)
+    if here is None or len(here.operands) != 2:
         return []
     found: list[Candidate] = []
     for over, length in here.bound.items():
         if isinstance(length, Const) and length.value == 1 and len(here.bound) > 1:
             continue
-        if not all(over in free(a) for _, a in here.accesses):
+        if not all(over in free(a) for _, a in here.operands):
             continue
-        for n, (k, own) in enumerate(here.accesses):
-            _, other = here.accesses[1 - n]
+        for n, (weights, own) in enumerate(here.operands):
+            values, other = here.operands[1 - n]
             rows = free(own) - free(other) - {over}
-            c = Candidate(node, at, {**known, **here.bound}, over, length, k, rows)
-            _walk(c, node.inputs[k], own, set())
+            c = Candidate(node, at, {**known, **here.bound}, over, length, weights, own, values, rows)
+            c.products += here.products
+            _walk(c, weights, own, set())
             if c.atoms or c.blocked:
                 found.append(c)
     return sorted(found, key=lambda c: (not c.atoms, not c.softmax_like))
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A sum of products: the operands and where they are read, what is summed over, and the element-wise product when the
+    source has one of its own."""
+
+    operands: tuple[tuple[Node, At], ...]
+    bound: dict[Var, Expr]
+    products: tuple[Node, ...] = ()
+
+
+def contraction(node: Node, at: At, known: dict[Var, Expr]) -> Contraction | None:
+    """`node` at `at` as a contraction, when it is one: a matmul, an einsum, or the sum of an element-wise product."""
+    summed = node.op == "reduce" and node.attrs["op"] == "sum" and node.inputs[0].op == "mul"
+    if node.op not in CONTRACTIONS and not summed:
+        return None
+    here = step(node, at, known)
+    if here is None:
+        return None
+    if not summed:
+        return Contraction(tuple((node.inputs[k], own) for k, own in here.accesses), here.bound)
+    product = node.inputs[0]
+    factors = step(product, here.accesses[0][1], {**known, **here.bound})
+    if factors is None:
+        return None
+    return Contraction(tuple((product.inputs[k], own) for k, own in factors.accesses), here.bound, (product,))
 
 
 def single_key(node: Node) -> bool:
@@ -110,15 +140,19 @@ def _walk(c: Candidate, node: Node, at: At, seen: set[tuple[Node, At]]) -> None:
         if here is None:
             continue
         reads = [(node.inputs[k], own) for k, own in here.accesses]
-        if node.op in CONTRACTIONS:
-            mixed = [own for _, own in reads if c.rows and two_axis(own, (c.stream,), c.rows)]
-            row_side = [own for _, own in reads if c.stream not in free(own)]
-            if not mixed and row_side and len(row_side) < len(reads):
+        summed = contraction(node, at, c.known)
+        if summed is not None:
+            mixed = [own for _, own in summed.operands if c.rows and two_axis(own, (c.stream,), c.rows)]
+            row_side = [own for _, own in summed.operands if c.stream not in free(own)]
+            if not mixed and row_side and len(row_side) < len(summed.operands):
                 if node not in c.atoms:
                     c.atoms.append(node)
-            elif node not in c.blocked:
-                c.blocked.append(node)
-            continue
+                    c.products += summed.products
+                continue
+            if not summed.products:
+                if node not in c.blocked:
+                    c.blocked.append(node)
+                continue
         whole = whole or node.op in SOFTMAXES
         for source, own in reversed(reads):
             if two_axis(own, (c.stream,), c.rows):

@@ -89,8 +89,8 @@ class Extraction:
         name = self._named.get(key)
         if name is None:
             name = self._named[key] = var(self._fresh(e.op, body), e.dtype)
-            if e.op in ("any", "all", "prod"):
-                raise NotACascade(f"a running {e.op} over the streamed axis is not derived yet", e.var)
+            if e.op == "prod":
+                raise NotACascade("a running product over the streamed axis would be the exponential of a sum, which is less exact", e.var)
             self.reductions.append(Reduction(name.name, e.op, body))
         return name
 

@@ -170,6 +170,8 @@ class _Pull:
         self.context, self.c = context, c
         self.below = context.downstream(c.atoms)
         self.atoms = frozenset(c.atoms)
+        self.products = frozenset(c.products)
+        self.counted: set[Node] = set()
         self.puller = Puller(self.cut)
         self.puller.extents.update(c.known)
 
@@ -178,10 +180,12 @@ class _Pull:
         if v is self.c.stream:
             return True
         binder = self.puller.binders.get(v)
-        return binder is not None and binder not in self.atoms and binder in self.below
+        return binder is not None and binder not in self.atoms and (binder in self.below or binder in self.counted)
 
     def cut(self, node: Node, at: At) -> bool:
         if node in self.context.pure:
+            return self._closed(node, at)
+        if node in self.products:
             return False
         if node in self.below:
             return node in self.c.blocked
@@ -193,6 +197,17 @@ class _Pull:
         if not bound and along and two_axis(at, along, self.c.rows):
             return self._reduces(node)
         return not self._transparent(node, at)
+
+    def _closed(self, node: Node, at: At) -> bool:
+        """Whether `node` reduces a function of positions, and not along the stream: then it is computed outside. Along it (has
+        the row any key at all?) it is one more reduction of the region, which needs no tensor of rows x keys."""
+        here = step(node, *output_index(node))
+        if here is None or not here.bound:
+            return False
+        if len(here.bound) == 1 and [*here.bound.values()] == [self.c.length] and not any(self.streamed(v) for v in free(at)):
+            self.counted.add(node)
+            return False
+        return self.context.anchor(node)
 
     def _reduces(self, node: Node) -> bool:
         """Whether `node` sums over something, itself or in steps whose tensors exist nowhere (a linear layer with a bias)."""
@@ -229,7 +244,7 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
         if not c.softmax_like:
             return None
         return Refused(c.node, _mixing(c), c.blocked[0])
-    if not c.softmax_like and _weight(context, c.node.inputs[1 - c.weights]):
+    if not c.softmax_like and _weight(context, c.values):
         return None  # said before anything is pulled: through residual sums and norms a linear layer reaches all layers below it
     if any(isinstance(d, Const) and d.value == 0 for n in (c.node, *c.node.inputs) for d in n.type.shape):
         return Refused(c.node, "a tensor has no elements, so there is nothing to stream", None) if c.softmax_like else None
@@ -241,7 +256,7 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
     element = policy.puller.pull(target, at)
     if not _interesting(c, policy, element):
         return None
-    columns = {v for v in free(at) if v not in _score_variables(policy, c)}
+    columns = {v for v in free(at) if v not in _score_variables(c)}
     extraction = Extraction(
         c.stream, c.length, c.rows, columns, policy.puller.extents, policy.streamed
     )  # fmt: skip
@@ -282,7 +297,7 @@ def _interesting(c: Candidate, policy: _Pull, element: Expr) -> bool:
     """Something other than a plain product of matrices happens between the scores and the sum."""
     if c.softmax_like:
         return True
-    between = [n for n in policy.puller.visits if n in policy.below and n not in policy.atoms and n is not c.node]
+    between = [n for n in policy.puller.visits if n in policy.below and n not in policy.atoms and n is not c.node and n not in c.products]
     return any(n.op not in (*VIEWS, "cast", "mul", "div", "neg") or _score_shaped_factor(n, policy) for n in between)
 
 
@@ -291,11 +306,9 @@ def _score_shaped_factor(n: Node, policy: _Pull) -> bool:
     return n.op in ("mul", "div") and any(i.type.rank > 0 and i not in policy.below for i in n.inputs)
 
 
-def _score_variables(policy: _Pull, c: Candidate) -> set[Var]:
+def _score_variables(c: Candidate) -> set[Var]:
     """Variables of the value contraction that P is read with: batch and row variables (the others are columns of V)."""
-    here = step(c.node, c.at, c.known)
-    assert here is not None
-    return {v for k, own in here.accesses if k == c.weights for v in free(own)}
+    return set(free(c.place))
 
 
 def _weights(context: _Context, policy: _Pull, c: Candidate, extraction: Extraction) -> bool:
@@ -303,7 +316,7 @@ def _weights(context: _Context, policy: _Pull, c: Candidate, extraction: Extract
     # Where in the keys to look (an index tensor's numbers) is no key.
     names = {x.tensor for a in extraction.atoms.values() for x in walk(a.key) if isinstance(x, Load) and is_float(x.dtype)}
     keys = bool(names) and all(_weight(context, policy.puller.loads[n]) for n in names)
-    return keys or _weight(context, c.node.inputs[1 - c.weights])
+    return keys or _weight(context, c.values)
 
 
 def _weight(context: _Context, node: Node) -> bool:

@@ -17,7 +17,7 @@ attributes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from aicf.mcir.builder import MCIRBuilder
@@ -34,6 +34,7 @@ from aicf.scalar import (
     Load,
     Var,
     call,
+    cast,
     const,
     index,
     integer_const,
@@ -168,8 +169,29 @@ def derived(found: Recognised) -> StreamProgram:
     program = derive(found.cascade, outputs, found.stream, atoms=atoms, payload=found.columns)
     if isinstance(program, NotSeparable):
         raise LoweringRefused(str(program))
+    program = _counting(program, found.extents[found.stream])
     _check(found, program)
     return program
+
+
+COUNT_LIMIT = 1 << 24  # integers from here up are not all numbers of fp32
+
+
+def _counting(program: StreamProgram, length: Expr) -> StreamProgram:
+    """`program` with its counts of elements (sums of conditions) carried in fp32, which is exact for what a row can have."""
+    if isinstance(length, Const) and length.value > COUNT_LIMIT:
+        return program
+    new: dict[str, Sum] = {}
+    put: dict[Expr, Expr] = {}
+    for s in program.sums:
+        condition = s.body.args[0] if isinstance(s.body, Call) and s.body.fn == "cast" else None
+        if is_float(s.dtype) or condition is None or condition.dtype != "bool" or s.payload or s.stabilisers:
+            continue
+        body = cast(condition, "f32")
+        new[s.name] = replace(s, body=body, weight=body, dtype="f32")
+        put[s.state] = cast(var(s.name, "f32"), s.dtype)
+    finalize = {name: substitute(e, put) for name, e in program.finalize.items()}
+    return replace(program, sums=tuple(new.get(s.name, s) for s in program.sums), finalize=finalize)
 
 
 def _check(found: Recognised, program: StreamProgram) -> None:
