@@ -199,8 +199,11 @@ class _Pull:
         return not self._transparent(node, at)
 
     def _closed(self, node: Node, at: At) -> bool:
-        """Whether `node` reduces a function of positions, and not along the stream: then it is computed outside. Along it (has
-        the row any key at all?) it is one more reduction of the region, which needs no tensor of rows x keys."""
+        """Whether `node` is a function of positions that is computed outside all the same: in float64, which kernels don't have,
+        or by a reduction that is not along the stream. Along it (has the row any key at all?) it is one more reduction of the
+        region, which needs no tensor of rows x keys."""
+        if node.type.dtype != "f64" and any(i.type.dtype == "f64" and i.type.rank > 0 for i in node.inputs):
+            return self.context.anchor(node)
         here = step(node, *output_index(node))
         if here is None or not here.bound:
             return False

@@ -10,6 +10,7 @@ written. The grammar is closed and everything outside it is refused with the gui
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal
 
@@ -73,6 +74,8 @@ def _separate(c: Context, e: Expr, mode: Mode) -> list[Term]:
                 return _exponential(c, a, LN2)
             case "pow", (a, Const() as n) if n.value == int(n.value) and 2 <= abs(n.value) <= RANK_LIMIT and (mixed or x):
                 return _power(c, e, a, int(n.value))
+            case "pow", (Const() as base, a) if base.value > 0 and (mixed or x or rho):
+                return _exponential(c, a, math.log(base.value))
             case "where", _ if rho and not x and mode != "factors":
                 shared = _shared_addends(c, e, mode)
                 if shared:

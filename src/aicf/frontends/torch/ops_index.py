@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from aicf.scalar import is_int
+from aicf.scalar import integer_const, is_int
 from aicf.semantic import Node
+from aicf.semantic.types import is_one
 
 from .context import Args, Context, Handler
 from .symbols import Unreadable
@@ -47,11 +48,26 @@ def _take_along_dim(c: Context, a: Args) -> Node:
     return c.b.op("gather", data, c.b.expand(a.indices, shape), axis=axis)
 
 
+def _index_put(c: Context, a: Args) -> Node:
+    """`x[mask] = number` is a selection; what writes to other places is not followed."""
+    chosen = [(axis, i) for axis, i in enumerate(a.indices) if i is not None]
+    value: Node = a.get("values")
+    if a.get("accumulate") or len(chosen) != 1 or chosen[0][1].type.dtype != "bool" or not all(map(is_one, value.type.shape)):
+        raise Unreadable("writing by index, save of one number where a mask holds,")
+    axis, mask = chosen[0]
+    shape = a.self.type.shape
+    if mask.type.shape != shape[axis : axis + mask.type.rank]:
+        raise Unreadable("writing by a mask of another shape")
+    mask = c.b.reshape(mask, (*mask.type.shape, *[integer_const(1)] * (len(shape) - axis - mask.type.rank)))
+    number = c.b.cast(c.b.reshape(value, ()), a.self.type.dtype)
+    return c.b.op("where", mask, number, a.self)
+
+
 def _embedding(c: Context, a: Args) -> Node:
     return c.b.op("take", a.weight, a.indices, axes=(0,), position=0)
 
 
 OPS: dict[str, Handler] = {
     "index": _index, "_unsafe_index": _index, "index_select": _index_select, "gather": _gather, "take_along_dim": _take_along_dim,
-    "embedding": _embedding,
+    "embedding": _embedding, "index_put": _index_put,
 }  # fmt: skip

@@ -19,6 +19,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.fx.traceback import preserve_node_meta
 
+from .decompose import TABLE
+
 
 def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
     """`gm` traced again on fakes of `inputs`; placeholders correspond one to one and keep Dynamo's sources.
@@ -57,7 +59,7 @@ def trace(fn: Callable[..., Any], mode: FakeTensorMode, fakes: Sequence[Any], pr
     """The ATen graph of `fn` on fakes of `mode`, without what nothing uses (nn.MultiheadAttention averages its weights for
     nobody); without `pre_dispatch` autocast is applied and composite ops are decomposed."""
     with tracing(TracingContext(mode)), mode, preserve_node_meta():
-        traced = make_fx(lambda *args: fn(*args), pre_dispatch=pre_dispatch)(*fakes)
+        traced = make_fx(lambda *args: fn(*args), decomposition_table=TABLE, pre_dispatch=pre_dispatch)(*fakes)
     traced.graph.eliminate_dead_code()
     return traced
 
