@@ -99,6 +99,37 @@ def contraction(node: Node, at: At, known: dict[Var, Expr]) -> Contraction | Non
     return Contraction(tuple((product.inputs[k], own) for k, own in factors.accesses), here.bound, (product,))
 
 
+def without_products(node: Node) -> list[Node] | None:
+    """The inputs and contractions that the scores are made of, when `node` contracts a softmax over keys with one element per row
+    and key; None when it does not."""
+    at, known = output_index(node)
+    here = contraction(node, at, known)
+    if here is None or len(here.operands) != 2:
+        return None
+    for n, (weights, own) in enumerate(here.operands):
+        for over in here.bound:
+            rows = free(own) - free(here.operands[1 - n][1]) - {over}
+            if over in free(own) and rows and any(x.op in SOFTMAXES and over in free((at[x.attrs["axis"]],)) for x, at in _read(weights, own)):
+                leaves = dict.fromkeys(x for x, at in _read(weights, own) if x.op == "input" or contraction(x, at, {}) is not None)
+                return list(leaves)
+    return None
+
+
+def _read(node: Node, at: At) -> list[tuple[Node, At]]:
+    """`node` and what its element at `at` is made of, with the indices, as far as the next contraction."""
+    found: dict[tuple[Node, At], None] = {}
+    stack = [(node, at)]
+    while stack:
+        key = stack.pop()
+        if key in found:
+            continue
+        found[key] = None
+        here = step(*key, {})
+        if here is not None and contraction(*key, {}) is None:
+            stack += [(key[0].inputs[k], own) for k, own in here.accesses]
+    return list(found)
+
+
 def single_key(node: Node) -> bool:
     """Whether `node` contracts the softmax of scores that have only one key, along an axis of extent 1."""
     if node.op not in CONTRACTIONS:

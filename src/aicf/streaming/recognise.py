@@ -29,7 +29,7 @@ from aicf.scalar import (
 from aicf.semantic import Node, users_of
 from aicf.semantic.ops import At
 from aicf.semantic.types import is_one
-from aicf.streaming.candidates import CONTRACTIONS, SOFTMAXES, Candidate, candidates, free, pure, single_key, two_axis
+from aicf.streaming.candidates import CONTRACTIONS, SOFTMAXES, Candidate, candidates, free, pure, single_key, two_axis, without_products
 from aicf.streaming.cascade import Atom, Extraction, NotACascade
 from aicf.streaming.derive import Reduction
 from aicf.streaming.pull import PulledTooFar, Puller, output_index, step
@@ -109,6 +109,9 @@ def recognise(
             best = best or result
         if best is None and context.single_keys and single_key(node):
             best = Refused(node, "it attends to a single key: all weights are 1, and there is nothing to stream")
+        made_of = without_products(node) if best is None and context.softmaxes else None
+        if made_of is not None:
+            best = Refused(node, _no_products(made_of), next((n for n in made_of if n.location and n.location.file), None))
         if best is None:
             continue
         found.append(best)
@@ -128,6 +131,7 @@ class _Context:
         self.outputs = set(outputs) if outputs is not None else {n for n in nodes if not self.users[n]}
         self.outputs.update(settings.readers)
         self.pure = pure(nodes)
+        self.softmaxes = any(n.op in SOFTMAXES for n in nodes)
         self.single_keys = any(n.op in SOFTMAXES and is_one(n.inputs[0].type.shape[n.attrs["axis"]]) for n in nodes)
         self.settings = settings
 
@@ -282,6 +286,15 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
     if not c.softmax_like and _weights(context, policy, c, extraction):
         return None
     return _finished(policy, c, extraction, exits, columns)
+
+
+def _no_products(made_of: list[Node]) -> str:
+    names = ", ".join(n.name for n in made_of[:3]) + (", …" if len(made_of) > 3 else "")
+    return (
+        "no product of queries and keys is found below its softmax"
+        + (f": the scores are made of {names} alone" if names else "")
+        + "; kernels are derived for scores that a contraction makes"
+    )
 
 
 def _mixing(c: Candidate) -> str:
