@@ -36,7 +36,7 @@ from aicf.runtime import tuned
 from aicf.runtime.device import DeviceExecutable, gpu_builder
 from aicf.runtime.executable import ArrayRef, Executable, tile_counts
 from aicf.runtime.native import build_native
-from aicf.scalar import BYTES, Expr, integer, variables
+from aicf.scalar import BYTES, Expr, integer, is_float, show, variables
 from aicf.schedule.schedule import Schedule
 from aicf.schedule.target import GpuTarget, Target, named_target
 from aicf.semantic import Graph, Location, Node, print_node
@@ -71,11 +71,9 @@ class Options:
 @dataclass
 class RegionResult:
     """What became of one attention: its status and reason, its place in the user's program, the source nodes whose tensors
-    it reads
-    and makes, and, when streamed, its schedule and executable. `bytes_unfused`: the score-shaped tensors of the unfused form;
-    `bytes_streamed`: the working memory of the streamed one. `tiles`: empty, partial and full tiles of a call, None when they
-    depend on tensors that are not known. `decision`: what the cost model was asked, and its
-    answer."""
+    it reads and makes, and, when streamed, its schedule and executable. `bytes_unfused`: the score-shaped tensors of the unfused form;
+    `bytes_streamed`: the working memory of the streamed one. `specialised`: for what its kernel is made, and for what not.
+    `tiles`: empty, partial and full tiles of a call, None when they depend on tensors that are not known."""
 
     status: Status
     reason: str
@@ -93,6 +91,7 @@ class RegionResult:
     region: Region | None = None
     decision: Decision | None = None
     nodes: tuple[Node, ...] = ()
+    specialised: str = ""
 
     def dump(self, stage: str) -> str:
         """The region at one of STAGES. ValueError for another stage, for stages that a region that is not streamed never
@@ -197,6 +196,7 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     result.size_names = executable.symbols
     result.bytes_streamed = working_bytes(executable.kernel) * decision.schedule.threads
     result.tiles = _static_tiles(executable, hints)
+    result.specialised = _specialised(found)
     return result
 
 
@@ -206,6 +206,13 @@ def rescheduled(result: RegionResult, options: Options, hints: Mapping[str, int]
     region = copy(result.region)
     region.subregions = []  # what lowering added to the meaning
     return _compiled(region, options, hints)
+
+
+def _specialised(found: Recognised) -> str:
+    """What a kernel is made for. Lengths, batches and heads are arguments of it."""
+    widths = [f"head dim {show(a.width)}" for a in found.atoms] + [f"value width {show(found.extents[c])}" for c in found.columns]
+    types = sorted({n.type.dtype for n in found.loads.values() if is_float(n.type.dtype)})
+    return f"{', '.join(dict.fromkeys([*widths, *types]))}; any length, batch and number of heads"
 
 
 def _executable(region: Region, decision: Decision, target: Target | str | None, header: tuple[str, ...]) -> Executable:

@@ -103,6 +103,7 @@ def _lines(group: Sequence[RegionResult]) -> list[str]:
         first, *rest = str(r.schedule).splitlines()
         lines.append(f"  {first.replace('schedule', 'schedule  ', 1)}")
         lines += [f"  {line}" for line in rest]
+        lines.append(f"  kernel     for {r.specialised}")
     if r.tiles is not None:
         total = sum(r.tiles.values())
         share = f" ({100 * r.tiles.get('empty', 0) // total} % skipped)" if total else ""

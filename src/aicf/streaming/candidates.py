@@ -109,9 +109,11 @@ def without_products(node: Node) -> list[Node] | None:
     for n, (weights, own) in enumerate(here.operands):
         for over in here.bound:
             rows = free(own) - free(here.operands[1 - n][1]) - {over}
-            if over in free(own) and rows and any(x.op in SOFTMAXES and over in free((at[x.attrs["axis"]],)) for x, at in _read(weights, own)):
-                leaves = dict.fromkeys(x for x, at in _read(weights, own) if x.op == "input" or contraction(x, at, {}) is not None)
-                return list(leaves)
+            if over not in free(own) or not rows:
+                continue
+            read = _read(weights, own)
+            if any(x.op in SOFTMAXES and over in variables(where[x.attrs["axis"]]) for x, where in read):
+                return list(dict.fromkeys(x for x, where in read if x.op == "input" or contraction(x, where, {}) is not None))
     return None
 
 

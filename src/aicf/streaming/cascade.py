@@ -90,7 +90,8 @@ class Extraction:
         if name is None:
             name = self._named[key] = var(self._fresh(e.op, body), e.dtype)
             if e.op == "prod":
-                raise NotACascade("a running product over the streamed axis would be the exponential of a sum, which is less exact", e.var)
+                why = "a running product over the streamed axis would be the exponential of a sum, which is less exact"
+                raise NotACascade(why, e.var)
             self.reductions.append(Reduction(name.name, e.op, body))
         return name
 

@@ -29,7 +29,17 @@ from aicf.scalar import (
 from aicf.semantic import Node, users_of
 from aicf.semantic.ops import At
 from aicf.semantic.types import is_one
-from aicf.streaming.candidates import CONTRACTIONS, SOFTMAXES, Candidate, candidates, free, pure, single_key, two_axis, without_products
+from aicf.streaming.candidates import (
+    CONTRACTIONS,
+    SOFTMAXES,
+    Candidate,
+    candidates,
+    free,
+    pure,
+    single_key,
+    two_axis,
+    without_products,
+)
 from aicf.streaming.cascade import Atom, Extraction, NotACascade
 from aicf.streaming.derive import Reduction
 from aicf.streaming.pull import PulledTooFar, Puller, output_index, step
@@ -258,7 +268,8 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
     policy = _Pull(context, c)
     target, at = _extended(context, policy, c)
     if not context.anchor(target):
-        why = f"{target.name} is only a step of {target.location.op if target.location else 'an op'}, and no tensor holds it row by row"
+        whole = target.location.op if target.location else "an op"
+        why = f"{target.name} is only a step of {whole}, and no tensor holds it row by row"
         return Refused(c.node, why, target) if c.softmax_like else None
     element = policy.puller.pull(target, at)
     if not _interesting(c, policy, element):
@@ -313,7 +324,8 @@ def _interesting(c: Candidate, policy: _Pull, element: Expr) -> bool:
     """Something other than a plain product of matrices happens between the scores and the sum."""
     if c.softmax_like:
         return True
-    between = [n for n in policy.puller.visits if n in policy.below and n not in policy.atoms and n is not c.node and n not in c.products]
+    own = {c.node, *c.products, *policy.atoms}
+    between = [n for n in policy.puller.visits if n in policy.below and n not in own]
     return any(n.op not in (*VIEWS, "cast", "mul", "div", "neg") or _score_shaped_factor(n, policy) for n in between)
 
 
@@ -441,7 +453,8 @@ def _exits(context: _Context, policy: _Pull, c: Candidate, target: Node) -> list
         if node in context.outputs or (outside and not along):
             if along:
                 what = f"the {_what(node, policy)} {node.name} {_tensor(node)}"
-                how = f"is also read by {context.settings.readers[node]}" if node in context.settings.readers else "is itself returned"
+                reader = context.settings.readers.get(node)
+                how = "is itself returned" if reader is None else f"is also read by {reader}"
                 return Refused(c.node, f"{what} {how}, so it must be written", node)
             if context.anchor(node):
                 at = _plain(where, node)

@@ -43,7 +43,7 @@ def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) 
 
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Any:
     """Euclidean distances by one matrix product of the points with their squared lengths beside them."""
-    sizes = (x1.shape[-2], x2.shape[-2])
+    sizes: tuple[Any, ...] = (x1.shape[-2], x2.shape[-2])  # symbols, where they are not numbers
     many = all(isinstance(n, int) for n in sizes) and max(sizes) > _MM_FROM
     if p != 2 or not (compute_mode == 1 or (compute_mode in (None, 0) and many)):
         return NotImplemented
