@@ -30,13 +30,13 @@ from aicf.mcir import (
     lower_attention_to_streaming,
     validate_module,
 )
-from aicf.mcir.passes.streaming_lowering import derived, semantics
+from aicf.mcir.passes.streaming_lowering import Tiling, derived, semantics
 from aicf.mcir.regions import Region
 from aicf.runtime import tuned
 from aicf.runtime.device import DeviceExecutable, gpu_builder
 from aicf.runtime.executable import ArrayRef, Executable, tile_counts
 from aicf.runtime.native import build_native
-from aicf.scalar import BYTES, Expr, integer, is_float, show, variables
+from aicf.scalar import BYTES, Const, Expr, integer, is_float, show, variables
 from aicf.schedule.schedule import Schedule
 from aicf.schedule.target import GpuTarget, Target, named_target
 from aicf.semantic import Graph, Location, Node, print_node
@@ -70,10 +70,12 @@ class Options:
 
 @dataclass
 class RegionResult:
-    """What became of one attention: its status and reason, its place in the user's program, the source nodes whose tensors
-    it reads and makes, and, when streamed, its schedule and executable. `bytes_unfused`: the score-shaped tensors of the unfused form;
-    `bytes_streamed`: the working memory of the streamed one. `specialised`: for what its kernel is made, and for what not.
-    `tiles`: empty, partial and full tiles of a call, None when they depend on tensors that are not known."""
+    """What became of one attention: its status and reason, its place in the user's program, the source nodes whose tensors it
+    reads and makes, and, when streamed, its schedule and executable. `bytes_unfused`: the score-shaped tensors of the unfused
+    form; `bytes_streamed`: the working memory of the streamed one. `specialised`: for what its kernel is made, and for what
+    not. `assumes`: what has to be so of the inputs for the result to be the source's, empty when nothing has. `tiles`: empty,
+    partial and full tiles of a call, None when they depend on tensors that are not known. `decision`: what the cost model was
+    asked, and its answer."""
 
     status: Status
     reason: str
@@ -92,6 +94,7 @@ class RegionResult:
     decision: Decision | None = None
     nodes: tuple[Node, ...] = ()
     specialised: str = ""
+    assumes: str = ""
 
     def dump(self, stage: str) -> str:
         """The region at one of STAGES. ValueError for another stage, for stages that a region that is not streamed never
@@ -176,7 +179,7 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
         bytes_unfused=unfused(found, hints),
     )  # fmt: skip
     try:
-        program = derived(found)
+        program = derived(found, options.strict)
     except LoweringRefused as no:
         result.reason = str(no)
         return result
@@ -197,6 +200,7 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     result.bytes_streamed = working_bytes(executable.kernel) * decision.schedule.threads
     result.tiles = _static_tiles(executable, hints)
     result.specialised = _specialised(found)
+    result.assumes = _assumed(region)
     return result
 
 
@@ -206,6 +210,14 @@ def rescheduled(result: RegionResult, options: Options, hints: Mapping[str, int]
     region = copy(result.region)
     region.subregions = []  # what lowering added to the meaning
     return _compiled(region, options, hints)
+
+
+def _assumed(region: Region) -> str:
+    """What skipping rests on."""
+    phases = [t.attrs.get("phases") for s in region.subregions for t in s.subregions]
+    skips = any(isinstance(p, Tiling) and not (isinstance(p.empty, Const) and not p.empty.value) for p in phases)
+    said = "k and v are finite where the mask hides them, so that such tiles are skipped (strict=True assumes nothing)"
+    return said if skips else ""
 
 
 def _specialised(found: Recognised) -> str:

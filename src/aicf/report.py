@@ -99,6 +99,8 @@ def _lines(group: Sequence[RegionResult]) -> list[str]:
         lines.append(f"  {'why' if r.status == 'streamed' else 'why not'}{' ' * (8 if r.status == 'streamed' else 4)}{r.reason}")
     if r.mask:
         lines.append(f"  mask       {r.mask}")
+    if r.assumes:
+        lines.append(f"  assumed    {r.assumes}")
     if r.schedule is not None and r.status == "streamed":
         first, *rest = str(r.schedule).splitlines()
         lines.append(f"  {first.replace('schedule', 'schedule  ', 1)}")

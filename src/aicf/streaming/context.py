@@ -34,7 +34,8 @@ class Found:
 
 @dataclass
 class Context:
-    """What is known while a cascade is taken apart: which variables are x and rho, and the states found so far."""
+    """What is known while a cascade is taken apart: which variables are x and rho, and the states found so far. `strict`: 0 times
+    an element is not taken for 0, for the element may be infinite or NaN."""
 
     x: frozenset[Var]
     dtype: DType
@@ -46,6 +47,7 @@ class Context:
     covers: dict[Var, list[Term]] = field(default_factory=dict[Var, list[Term]])
     reduction: str = ""
     canonical: dict[Expr, Expr] = field(default_factory=dict[Expr, Expr])
+    strict: bool = False
 
     def has_x(self, e: Expr) -> bool:
         return not variables(e).isdisjoint(self.x)

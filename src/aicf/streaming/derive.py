@@ -50,6 +50,7 @@ from aicf.streaming.kept import referred_to_kept
 from aicf.streaming.separate import canon, separate
 from aicf.streaming.stream_program import Base, NotSeparable, Reduction, Shift, StreamProgram, Sum
 from aicf.streaming.terms import (
+    NOTHING,
     Term,
     add_up,
     expanded,
@@ -73,19 +74,21 @@ def derive(
     *,
     atoms: Sequence[Var] = (),
     payload: Sequence[Var] = (),
+    strict: bool = False,
 ) -> StreamProgram | NotSeparable:
     """The one-pass program of `cascade`, or why there is none.
 
     `stream` is the streamed index; `atoms` name values that have one element per streamed position (a tile-local
     contraction such as a score). `payload` names index variables of further axes that sums may keep (the value width).
     `outputs` are expressions of reductions and of inputs of the row; without any, the reductions themselves are the outputs.
+    `strict`: elements may be infinite or NaN also where the row multiplies them by 0.
     Raises ValueError for a cascade that is not well formed: names used twice or out of order, an output that is streamed.
     """
     _check(cascade, outputs, stream, atoms)
     wanted = dict(outputs) if outputs else {r.name: var(r.name, r.body.dtype) for r in cascade}
     bodies = [r.body for r in cascade]
     dtype: DType = "f64" if any(n.dtype == "f64" for e in [*bodies, *wanted.values()] for n in walk(e)) else "f32"
-    c = Context(x=frozenset({stream, *atoms}), dtype=dtype)
+    c = Context(x=frozenset({stream, *atoms}), dtype=dtype, strict=strict)
     state = _States(c, tuple(payload), {}, {}, {})
     done: dict[str, Expr] = {}
     types: dict[str, DType] = {}
@@ -214,7 +217,7 @@ def _sum(s: _States, name: str, body: Expr) -> Expr:
     """The value of `sum over the stream of body`, by carried sums."""
     c = s.c
     dtype = body.dtype if is_int(body.dtype) else _wide(body.dtype, c.dtype)
-    terms = _centred(s, separate(c, body, "terms"))
+    terms = _centred(s, [t for t in separate(c, body, "terms") if not _idle(c, t)])
     parts = [_carried(s, name, t, dtype) for t in terms]
     if len({g for g, _, _ in parts}) > RANK_LIMIT:
         raise Refused(f"its rank is above the limit of {RANK_LIMIT}", body)
@@ -223,6 +226,11 @@ def _sum(s: _States, name: str, body: Expr) -> Expr:
             c.positive.add(me)
             c.covers[me] = [s.terms[g] for g, _, rest in parts if rest == Term()]
     return _chosen(c, [(t, _restored(g, rest), _outer(t, rest)) for g, t, rest in parts], dtype)
+
+
+def _idle(c: Context, t: Term) -> bool:
+    """0 times nothing of the element."""
+    return any(a is NOTHING for a, _ in t.powers) and not any(c.has_x(a) for a, _ in t.powers)
 
 
 def _restored(g: Var, rest: Term) -> Term:
@@ -284,7 +292,7 @@ def _positive_sum(s: _States, g: Var, rest: Term) -> bool:
 def _carried(s: _States, name: str, t: Term, dtype: DType) -> tuple[Var, Term, Term]:
     """(the carried sum of the streamed factor of `t`, `t`, the factor that is hoisted)."""
     c = s.c
-    streamed, hoisted = split(t, c.has_x)
+    streamed, hoisted = split(t, lambda a: a is NOTHING or c.has_x(a))
     matches = matching(c, t)
     inside: list[Term] = []
     outside: list[Term] = []
@@ -411,7 +419,9 @@ def _chosen(c: Context, parts: list[tuple[Term, Term, Term]], dtype: DType) -> E
         if group:
             # No element was selected: the source adds up zeros, whatever the row's factor under the condition is.
             t, _, outer = members[0]
-            value = call("where", some(c, t.keep), value, const(0, value.dtype))
+            # (The carried sums are that, or NaN where 0 met what is not finite.)
+            zeros = add_up([Term(powers=h.powers[:1]) for _, h, _ in members], dtype) if c.strict else const(0, value.dtype)
+            value = call("where", some(c, t.keep), value, zeros)
             value = value if outer == Term() else to_expr(product(Term(powers=((value, 1),)), outer), dtype)
         total = value if total is None else call("add", total, value)
     return const(0, dtype) if total is None else total

@@ -16,7 +16,7 @@ from typing import Literal
 
 from aicf.scalar import Call, Const, Expr, Var, call, children, const, is_float, promote, rebuild
 from aicf.streaming.context import IDENTITY, RANK_LIMIT, Context, Extremum, Refused, matching, new_base, positive
-from aicf.streaming.terms import LN2, Term, add_up, inverse, key, merge, product, scaled, to_expr
+from aicf.streaming.terms import LN2, NOTHING, Term, add_up, inverse, key, merge, product, scaled, to_expr
 
 # ------------------------------------------------------------------------------------------------ sums
 
@@ -318,9 +318,15 @@ def _where(c: Context, condition: Expr, a: Expr, b: Expr) -> list[Term]:
             _kept(c, t, call("not", condition)) for t in separate(c, b)
         ]
     row = canon(c, condition)
-    return [replace(t, rows=with_condition(t.rows, row)) for t in separate(c, a)] + [
-        replace(t, rows=with_condition(t.rows, call("not", row))) for t in separate(c, b)
+    return [replace(t, rows=with_condition(t.rows, row)) for t in _side(c, a)] + [
+        replace(t, rows=with_condition(t.rows, call("not", row))) for t in _side(c, b)
     ]
+
+
+def _side(c: Context, e: Expr) -> list[Term]:
+    """One side of a selection by a condition on the row. A row of zeros still meets every element that it is multiplied with."""
+    nothing = isinstance(e, Const) and not isinstance(e.value, bool) and e.value == 0
+    return [Term(powers=((NOTHING, 1),))] if nothing and c.strict else separate(c, e)
 
 
 def with_condition(conditions: tuple[Expr, ...], more: Expr) -> tuple[Expr, ...]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from aicf.scalar import Call, Const, DType, Expr, call, cast, const, is_float, is_half, promote
 
 LN2 = math.log(2.0)
+NOTHING = const(0.0, "f32")  # as a factor: 0 that is multiplied with the element all the same
 Powers = tuple[tuple[Expr, int], ...]
 
 

@@ -113,6 +113,33 @@ def test_two_additive_lowest_fills_are_minus_infinity(dtype: torch.dtype) -> Non
     assert got[:, :, :EMPTY].isnan().all() and not got[:, :, EMPTY:].isnan().any()
 
 
+@pytest.mark.parametrize("form", ["added", "added on the left"])
+def test_the_lowest_number_absorbs_no_score_that_is_as_large(form: str) -> None:
+    """fp32: scores of 1e28 are rounded away, and -1e32 below the lowest number is -inf."""
+    q, k, v = tensors(torch.float32)
+    low = torch.finfo(torch.float32).min
+    for size in (1e28, 1e32):
+        got = assert_streams(attention(FORMS[form], low), q * size, k, v)
+        mean = v.mean(-2, keepdim=True).expand(-1, -1, EMPTY, -1)
+        assert torch.allclose(got[:, :, :EMPTY], mean, atol=1e-6) == (size < 1e31)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_without_keys_have_no_log_sum_and_log_probabilities_of_nan(form: str) -> None:
+    def lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        s = FORMS[form](q @ k.mT / math.sqrt(D), kept(), -INF)
+        return torch.logsumexp(s, -1), torch.softmax(s, -1) @ v
+
+    def logs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(FORMS[form](q @ k.mT / math.sqrt(D), kept(), -INF), -1).exp() @ v
+
+    run, regions = compiled(lse, *tensors(torch.float32))
+    assert [r.status for r in regions] == ["streamed"]
+    got, eager = run(*tensors(torch.float32))[0], lse(*tensors(torch.float32))[0]
+    assert (got[:, :, :EMPTY] == -INF).all() and torch.allclose(got, eager)
+    assert assert_streams(logs, *tensors(torch.float32))[:, :, :EMPTY].isnan().all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["bool", "-inf", "lowest", "causal"])
 def test_sdpa(kind: str, dtype: torch.dtype) -> None:
@@ -177,11 +204,28 @@ def test_strict_mode_has_what_eager_has_under_a_mask(form: str, where: str, valu
     def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if form == "sdpa causal":
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        # Rows that see no key are left out: they are zero here whatever v holds, while 0 * NaN is NaN in eager.
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=kept() | (torch.arange(M) == 0))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=kept())
 
     run = sdpa if form.startswith("sdpa") else attention(FORMS[form], -INF)
     assert_streams(run, q, k, v, strict=True)
+
+
+@pytest.mark.parametrize("form", ["times", "filled", "nan_to_num", "rows filled"])
+def test_strict_mode_multiplies_zeros_with_what_they_meet(form: str) -> None:
+    """0 * NaN is NaN, in rows without keys too; weights that are made 0 after the softmax are no exception."""
+    q, k, v = tensors(torch.float32)
+    v[..., -3, 2] = math.nan
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        s = q @ k.mT / math.sqrt(D)
+        if form in AFTER:
+            return AFTER[form](torch.softmax(s, -1), kept()) @ v
+        p = torch.softmax(s.masked_fill(~kept(), -INF), -1)
+        if form == "nan_to_num":
+            return torch.nan_to_num(p, nan=0.0) @ v
+        return p.masked_fill((~kept()).all(-1, keepdim=True), 0.0) @ v
+
+    assert assert_streams(run, q, k, v, strict=True)[..., 2].isnan().all()
 
 
 def test_without_strict_mode_hidden_tiles_are_skipped_and_taken_for_finite() -> None:

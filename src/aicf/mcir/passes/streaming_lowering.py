@@ -158,15 +158,15 @@ def lower_attention_to_streaming(
     Raises LoweringRefused, leaving the region as it was, when the cascade has no one-pass form or a shape is out of reach.
     """
     found = semantics(region)
-    region.subregions.append(_stream(found, program or derived(found), policy, strict))
+    region.subregions.append(_stream(found, program or derived(found, strict), policy, strict))
     return region
 
 
-def derived(found: Recognised) -> StreamProgram:
-    """The one-pass program of a region. Raises LoweringRefused with the derivation's reason."""
+def derived(found: Recognised, strict: bool = False) -> StreamProgram:
+    """The one-pass program of a region (`strict`: see `derive`). Raises LoweringRefused with the derivation's reason."""
     outputs = {f"out{k}": e.expr for k, e in enumerate(found.exits)}
     atoms = [var(a.name, a.row.dtype if is_float(a.row.dtype) else "f32") for a in found.atoms]
-    program = derive(found.cascade, outputs, found.stream, atoms=atoms, payload=found.columns)
+    program = derive(found.cascade, outputs, found.stream, atoms=atoms, payload=found.columns, strict=strict)
     if isinstance(program, NotSeparable):
         raise LoweringRefused(str(program))
     program = _counting(program, found.extents[found.stream])
