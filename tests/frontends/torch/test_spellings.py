@@ -225,6 +225,20 @@ def a_cache_before_the_keys(q: Tensor, k: Tensor, v: Tensor, k2: Tensor, v2: Ten
     return (q @ keys.mT / 4).masked_fill(late, -INF).softmax(-1) @ values
 
 
+@spelling("q k v k2 v2")
+def two_sets_of_keys_and_one_softmax(q: Tensor, k: Tensor, v: Tensor, k2: Tensor, v2: Tensor) -> Tensor:
+    p = (torch.cat([q @ k.mT, q @ k2.mT], -1) / 4).softmax(-1)
+    return p[..., :M] @ v + p[..., M:] @ v2
+
+
+@spelling("q k v w")
+def two_products_per_position(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    late = torch.ones(N, M, dtype=torch.bool).triu(9)
+    p = torch.cat([(q @ k.mT).masked_fill(late, -INF), q @ (k @ w).mT / 4], -1).softmax(-1)
+    first, second = p.chunk(2, -1)
+    return first @ v + second @ v
+
+
 @spelling("q k v sink")
 def a_sink_on_the_left(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
     s = torch.cat([sink.view(1, H, 1, 1).expand(B, H, N, 1), q @ k.mT / 4], -1)

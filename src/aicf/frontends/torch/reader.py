@@ -23,6 +23,7 @@ import torch
 from torch.fx.node import map_arg
 
 from aicf.semantic import Graph, GraphBuilder, Node, TensorType, ancestors
+from aicf.semantic.whole import whole_contractions
 
 from . import ops_contract, ops_create, ops_elementwise, ops_index, ops_reduce, ops_views
 from .context import Args, Context, Handler
@@ -369,6 +370,8 @@ class _Reader:
         graph = self.b.graph
         for node, found in self.reading.anchors.items():
             self.reading.anchors[node] = [self._until(a) for a in found]
+        for node in whole_contractions(graph):
+            self.reading.anchors.pop(node, None)
         live = set(ancestors([*graph.outputs, *self.reading.anchors]))
         graph.nodes[:] = [n for n in graph.nodes if n in live]
         _rename(graph, self.reading.anchors, self.origin)
