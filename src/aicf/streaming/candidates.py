@@ -63,6 +63,8 @@ def candidates(node: Node) -> list[Candidate]:
             continue
         for n, (weights, own) in enumerate(here.operands):
             values, other = here.operands[1 - n]
+            if here.products and free(at) <= free(own):
+                continue  # the sum of what weights keep: a normaliser
             rows = free(own) - free(other) - {over}
             c = Candidate(node, at, {**known, **here.bound}, over, length, weights, own, values, rows)
             c.products += here.products
@@ -109,7 +111,7 @@ def without_products(node: Node) -> list[Node] | None:
     for n, (weights, own) in enumerate(here.operands):
         for over in here.bound:
             rows = free(own) - free(here.operands[1 - n][1]) - {over}
-            if over not in free(own) or not rows:
+            if over not in free(own) or not rows or free(at) <= free(own):
                 continue
             read = _read(weights, own)
             if any(x.op in SOFTMAXES and over in variables(where[x.attrs["axis"]]) for x, where in read):

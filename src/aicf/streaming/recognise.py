@@ -128,7 +128,7 @@ def recognise(
         if isinstance(best, Recognised):
             taken.update(best.inside)
             taken.update(e.node for e in best.exits)
-    return found
+    return [f for f in found if isinstance(f, Recognised) or f.node not in taken]
 
 
 class _Context:
