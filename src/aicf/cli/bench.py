@@ -171,10 +171,10 @@ def legend(names: Sequence[str]) -> str:
     return "\n".join([
         "",
         *(f"{_TITLES[n] + ':':9} {WHAT[n]}" for n in names),
-        "Milliseconds: the best call; all contenders take turns in one process. Each result is checked first: ! is less exact",
-        "than AICF has to be, wrong is something else and not timed. GFLOP/s: of the work that the mask leaves. limit: AICF's",
-        "share of the FMA peak (F) or, where reading takes longer, of the read bandwidth (R), both measured between the others'",
-        "calls. / X: X's time over AICF's.",
+        "Milliseconds: the best call; all contenders take turns in one process, on one thread in processor time. Each result is",
+        "checked first: ! is less exact than AICF has to be, wrong is something else and not timed. GFLOP/s: of the work that",
+        "the mask leaves. limit: AICF's share of the FMA peak (F) or, where reading takes longer, of the read bandwidth (R),",
+        "both measured between the others' calls. / X: X's time over AICF's.",
     ])  # fmt: skip
 
 

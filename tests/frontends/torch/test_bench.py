@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from aicf.frontends.torch.backend import has_compiler
 from aicf.frontends.torch.bench import cases, contenders, results
 from aicf.frontends.torch.bench.cases import CASES, Case, Size
 from aicf.frontends.torch.bench.measure import Entry, Row, measure
-from aicf.frontends.torch.bench.timing import interleaved
+from aicf.frontends.torch.bench.timing import clock_for, interleaved
 
 SMALL = Size(2, 4, 48, 16)
 BY_NAME = {c.name: c for c in CASES}
@@ -101,6 +102,12 @@ def test_interleaved_gives_everybody_rounds_and_the_rest_by_time():
     assert turns[0] == "a" and set(ran) == {"a", "b"}
     assert {n: len(times) for n, times in found.items()} == {n: ran.count(n) for n in "ab"}
     assert all(len(times) >= 3 for times in found.values())
+
+
+def test_one_thread_is_timed_in_processor_time_and_waiting_is_not_counted():
+    slept = interleaved({"sleep": lambda: time.sleep(0.05)}, 0.0, 2, clock_for(1))
+    waited = interleaved({"sleep": lambda: time.sleep(0.05)}, 0.0, 2, clock_for(2))
+    assert min(slept["sleep"]) < 0.05 <= min(waited["sleep"])
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -20,7 +20,7 @@ from aicf.schedule import Schedule, choose, estimate, host_target
 from aicf.schedule.grid import legal
 
 from .backend import BackendOptions, streamed_module
-from .bench.timing import interleaved, torch_threads
+from .bench.timing import clock_for, interleaved, torch_threads
 from .region_op import REGION, size_names
 
 # The first calls decide who is worth more of them: what is this much slower than the fastest is out.
@@ -119,12 +119,13 @@ def search(site: Site, budget: float, say: Callable[[str], None] = lambda text: 
         calls[s.brief] = _call(site, s)
         calls[s.brief]()
     say(f"timing {len(schedules)} schedules")
+    clock = clock_for(problem.threads)
     with torch_threads(problem.threads):
-        best = {name: min(times) for name, times in interleaved(calls, budget, least=2).items()}
+        best = {name: min(times) for name, times in interleaved(calls, budget, 2, clock).items()}
         for cut in (FIRST_CUT, SECOND_CUT):
             limit = min(best.values()) * cut
             left = {name: calls[name] for name, seconds in best.items() if seconds <= limit or name == own.brief}
-            for name, times in interleaved(left, budget, least=2).items():
+            for name, times in interleaved(left, budget, 2, clock).items():
                 best[name] = min(best[name], *times)
     trials = [Trial(s, best[s.brief], estimate(problem, s, target)) for s in schedules]
     ordered = tuple(sorted(trials, key=lambda t: t.seconds))

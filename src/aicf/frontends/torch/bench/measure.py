@@ -17,7 +17,7 @@ from aicf.scalar import DType
 
 from . import cases, contenders
 from .cases import Case, Size, Tensors
-from .timing import interleaved, torch_threads
+from .timing import clock_for, interleaved, torch_threads
 
 # Score elements in float64 that the reference may hold: 64 Mi of them are 512 MiB, and there are a few such tensors.
 REFERENCE = 1 << 26
@@ -175,7 +175,7 @@ def take_time(row: Row, calls: Mapping[str, Callable[[], Any]], budget: float) -
     with torch_threads(row.threads):
         for call in extra.values():
             call()
-        found = interleaved({**calls, **extra}, budget)
+        found = interleaved({**calls, **extra}, budget, clock=clock_for(row.threads))
     row.peak = per_call / min(found["fma peak"])
     row.bandwidth = read_bytes / min(found["read bandwidth"]) if read is not None else None
     for name in calls:

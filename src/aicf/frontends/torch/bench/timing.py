@@ -25,7 +25,18 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def interleaved(calls: Mapping[str, Callable[[], Any]], budget: float, least: int = LEAST) -> dict[str, list[float]]:
+Clock = Callable[[], float]
+
+
+def clock_for(threads: int) -> Clock:
+    """How calls on so many threads are timed. On one: in processor time of the process, which does not grow when the machine is
+    busy with something else. On several: by the wall clock, since who waits for another thread is not done."""
+    return time.process_time if threads == 1 else time.perf_counter
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], Any]], budget: float, least: int = LEAST, clock: Clock = time.perf_counter
+) -> dict[str, list[float]]:
     """Seconds of single calls. `calls` are warm. Everybody gets `least` rounds, then an equal share of `budget` seconds; the
     order of a round alternates."""
     names = list(calls)
@@ -39,11 +50,11 @@ def interleaved(calls: Mapping[str, Callable[[], Any]], budget: float, least: in
                 continue
             more = True
             call, own = calls[name], seconds[name]
-            burst = max(1, min(MOST, int(BURST / min(own)))) if own else 1
+            burst = max(1, min(MOST, int(BURST / max(1e-9, min(own))))) if own else 1
             for _ in range(burst):
-                began = time.perf_counter()
+                began = clock()
                 call()
-                took = time.perf_counter() - began
+                took = clock() - began
                 own.append(took)
                 spent[name] += took
         turn += 1
