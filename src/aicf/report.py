@@ -110,6 +110,8 @@ def _lines(group: Sequence[RegionResult]) -> list[str]:
         total = sum(r.tiles.values())
         share = f" ({100 * r.tiles.get('empty', 0) // total} % skipped)" if total else ""
         lines.append(f"  tiles      {', '.join(f'{n} {kind}' for kind, n in r.tiles.items())}{share}")
+    elif r.assumes:
+        lines.append("  tiles      skipped as far as the mask's tensors allow, which is known when it runs")
     if r.bytes_unfused is not None:
         streamed = f", {size_text(r.bytes_streamed)} streamed" if r.bytes_streamed is not None and r.status == "streamed" else ""
         lines.append(f"  memory     score-shaped tensors take {size_text(r.bytes_unfused)} unfused{streamed}")

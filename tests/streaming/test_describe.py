@@ -26,7 +26,9 @@ CASES = {
     "(causal or keys before 64)": call("or", call("le", j, i), call("lt", j, size(64))),
     "causal by blocks of 64": call("ge", call("floordiv", i, size(64)), call("floordiv", j, size(64))),
     "same doc, causal": call("and", call("eq", load("doc", (i,), "i64"), load("doc", (j,), "i64")), call("ge", i, j)),
-    "keep[i, j]": load("keep", (i, j), "bool"),
+    "pairs that keep keeps": load("keep", (i, j), "bool"),
+    "causal, keys that padding hides": call("and", call("le", j, i), call("not", load("padding", (m, j), "bool"))),
+    "queries that short keeps": load("short", (i,), "bool"),
     "i * i > j": call("gt", call("mul", i, i), j),
     "true": const(True, "bool"),
 }

@@ -5,7 +5,7 @@ Only what is recognised is renamed; everything else is shown as the expression i
 
 from __future__ import annotations
 
-from aicf.scalar import Call, Const, Expr, Load, Var, affine, call, integer_const, show
+from aicf.scalar import Call, Const, Expr, Load, Var, affine, call, integer_const, show, variables
 
 _SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 
@@ -40,7 +40,18 @@ def _part(e: Expr, row: Var, stream: Var) -> str:
         found = _compared(e, row, stream)
         if found is not None:
             return found
-    return show(e)
+    return _given(e, row, stream) or show(e)
+
+
+def _given(e: Expr, row: Var, stream: Var) -> str | None:
+    """A mask that comes as a tensor: which one, and along what."""
+    hides = isinstance(e, Call) and e.fn == "not"
+    held = e.args[0] if isinstance(e, Call) and hides else e
+    if not (isinstance(held, Load) and held.dtype == "bool"):
+        return None
+    along = [v for v in (row, stream) if any(v in variables(x) for x in held.index)]
+    what = "pairs" if len(along) == 2 else "keys" if along == [stream] else "queries" if along == [row] else "batches"
+    return f"{what} that {held.tensor} {'hides' if hides else 'keeps'}"
 
 
 def _compared(e: Call, row: Var, stream: Var) -> str | None:
