@@ -110,8 +110,8 @@ def problem_of(found: Recognised, program: StreamProgram, threads: int, hints: M
         dtype=shared.dtype if shared is not None else "f32",
         exps=max(1, sum(1 for x in per_score if x.fn in EXPONENTIALS)),
         score_ops=float(max(0, sum(1 for x in per_score if x.fn not in EXPONENTIALS and x.dtype != "i64") - 2)),
-        skipped=skipped, edges=edges, states=max(1, len(program.bases) + sum(1 for s in program.sums if not s.payload)),
-        threads=threads,
+        skipped=skipped, edges=edges, ended=min(edges, len(tiling(found, program, 32, 32).high)),
+        states=max(1, len(program.bases) + sum(1 for s in program.sums if not s.payload)), threads=threads,
     )  # fmt: skip
 
 

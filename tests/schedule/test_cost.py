@@ -109,8 +109,19 @@ def test_an_edge_of_the_mask_costs_whole_tiles():
     assert Problem(rows=8, keys=8, skipped=0.5, edges=2).share(64, 64) == 1.0
 
 
+def test_an_edge_that_ends_a_row_costs_blocks():
+    """Blocks of rows compute the keys up to their own last row, in whole columns of the register block, whatever the tiles."""
+    for n, rows, columns in ((1024, 8, 16), (1024, 6, 16), (512, 14, 32)):
+        p = Problem(rows=n, keys=n, skipped=0.5, edges=1, ended=1)
+        blocks = [(i0, min(rows, n - i0)) for i0 in range(0, n, rows)]
+        counted = sum(r * math.ceil((i0 + r) / columns) * columns for i0, r in blocks) / n**2
+        assert p.block_share(192, 128, rows, columns) == pytest.approx(counted, abs=columns / (2 * n))
+    window = Problem(rows=4096, keys=4096, skipped=0.9, edges=2, ended=1)
+    assert window.block_share(64, 64, 6, 16) - window.block_share(32, 32, 6, 16) == pytest.approx(64 / 8192)
+
+
 @pytest.mark.parametrize(
-    "change", [{"rows": 0}, {"threads": 0}, {"widths": ()}, {"widths": (0,)}, {"skipped": 1.0}, {"edges": -1}]
+    "change", [{"rows": 0}, {"threads": 0}, {"widths": ()}, {"widths": (0,)}, {"skipped": 1.0}, {"edges": -1}, {"ended": 1}]
 )
 def test_impossible_problems_are_refused(change: dict[str, object]):
     with pytest.raises(ValueError):

@@ -19,7 +19,7 @@ from aicf.schedule.schedule import Order, Schedule, ScheduleError, Space, Unit, 
 from aicf.schedule.target import CpuTarget, Target
 
 # Predictions this close are taken for equal; the one with less memory wins.
-EQUAL = 0.02
+EQUAL = 0.01
 # Key-major order needs scratch for the state and gives fewer work items: it must be predicted this much faster.
 KV_MAJOR_MARGIN = 0.10
 # The specification's fixed tiles, as decisions given to `choose` (which then fills in what they leave open).

@@ -21,13 +21,18 @@ from aicf.schedule.target import CpuTarget
 EXP_CYCLES = 12.0
 OP_CYCLES = 0.5  # another operation on a vector, two started per cycle
 BASE_OPS = 4  # scale, maximum, subtract, sum
-ROW_CYCLES = 30.0  # per row and key tile: two reductions across a vector and the rescale factor
-ACC_CYCLES = 1.5  # per vector of the accumulator and key tile: load, rescale, store
+ROW_CYCLES = 12.0  # per row and key tile: its share of two transposing reductions, and of the rescale factors
+ACC_CYCLES = (
+    2.3  # per vector of the accumulator and key tile: load, rescale, store, and its part of a register tile's start and end
+)
 BLOCK_CYCLES = 60.0  # per block and key tile: loops, addresses, the edges of the contractions' pipelines
 TILE_CYCLES = 150.0  # per key tile: which phase, loop set-up
 COPY_CYCLES = 1.0  # per vector copied (or converted) into the packed tile
 TRANSPOSE_CYCLES = 2.5  # per vector transposed into it
 L2_BYTES = 32.0  # per cycle, from L2 to L1
+# Bytes on their way to a core at a time: 48 lines that an L2 cache keeps asked for. What a block of rows asks for beyond them,
+# of the next tile, is waited for.
+IN_FLIGHT = 48 * 64
 CACHE_SHARE = 0.6  # of a cache that tiles may fill: the rest is for streams, stacks and other data
 PANEL_SHARE = 0.75  # of L1
 DRAM_CORES = 4  # cores that together saturate the memory
@@ -192,15 +197,21 @@ def estimate(p: Problem, s: Schedule, t: CpuTarget) -> float:
     last = p.rows - (tiles - 1) * s.tile_m
     blocks = (tiles - 1) * math.ceil(s.tile_m / s.rows) + math.ceil(last / s.rows)
     share = p.share(s.tile_m, s.tile_n)
-    per_tile = block_cycles(p, t, min(s.rows, p.rows), min(s.tile_n, _up(p.keys, width)))
-    item = share * turns * blocks * per_tile
-    # A pass over K and V: packing overlaps with their arrival. The first comes from memory, shared by the group.
+    rows = min(s.rows, p.rows)
+    last_keys = p.keys - (turns - 1) * s.tile_n
+    per_pass = (turns - 1) * block_cycles(p, t, rows, s.tile_n) + block_cycles(p, t, rows, last_keys)
+    columns = register_tile(t, uses_matrix_unit(p, t)).columns
+    item = p.block_share(s.tile_m, s.tile_n, rows, columns) * blocks * per_pass
+    # A pass over K and V: what is on its way overlaps with computing. The first comes from memory, shared by the group.
     operands = p.keys * both * p.bytes
-    pack = turns * (s.tile_n / width * (p.width * TRANSPOSE_CYCLES + p.value_width * COPY_CYCLES) + TILE_CYCLES)
+    pack = p.keys / width * (p.width * TRANSPOSE_CYCLES + p.value_width * COPY_CYCLES) + turns * TILE_CYCLES
     rate = _stream_rate(p, t, operands, p.groups)
-    again = max(pack, operands / rate)
-    first = max(pack, operands * (1 / p.groups / _dram_rate(p, t) + (1 - 1 / p.groups) / rate))
-    item += share * (first + (tiles - 1 if s.order == "q_major" else 0) * again)
+    hidden = turns * math.ceil(blocks / tiles) * IN_FLIGHT
+    dram = 1 / p.groups / _dram_rate(p, t) + (1 - 1 / p.groups) / rate
+    first = pack + max(0.0, operands - hidden) * dram
+    again = pack + max(0.0, operands - hidden) / rate
+    passes = tiles - 1 if s.order == "q_major" else 0
+    item = max(item + share * (first + passes * again), share * operands * (dram + passes / rate))
     if s.order == "kv_major" and turns > 1:
         state = 4 * (p.value_width + p.states)
         rate = _stream_rate(p, t, p.rows * (p.width * p.bytes + state), 1)

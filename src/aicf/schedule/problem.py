@@ -17,8 +17,9 @@ class Problem:
     `value_widths`: widths of the accumulated values, empty when only row statistics are wanted. `dtype`: of the operands in
     memory. `exps` and `score_ops`: exponentials, and other operations per score beyond scale, maximum, subtraction and sum.
     `skipped`: share of the scores that lie in provably empty tiles, were the tiles small; `edges`: boundaries of that region
-    that a row crosses (causal 1, sliding window 2, none 0). `states`: scalars carried per row. `threads`: worker threads to use
-    (CPU).
+    that a row crosses (causal 1, sliding window 2, none 0); `ended`: how many of them end a row's keys, so that a block of rows
+    leaves out what lies past its own end (causal 1, sliding window 1). `states`: scalars carried per row. `threads`: worker
+    threads to use (CPU).
     """
 
     rows: int
@@ -32,6 +33,7 @@ class Problem:
     score_ops: float = 0.0
     skipped: float = 0.0
     edges: int = 0
+    ended: int = 0
     states: int = 2
     threads: int = 1
 
@@ -44,6 +46,8 @@ class Problem:
             raise ValueError(f"the share of skipped scores is {self.skipped}, it must be at least 0 and below 1")
         if self.edges < 0:
             raise ValueError(f"there are {self.edges} mask edges, there cannot be fewer than 0")
+        if not 0 <= self.ended <= self.edges:
+            raise ValueError(f"{self.ended} mask edges end a row, of {self.edges} there are")
 
     @property
     def width(self) -> int:
@@ -63,6 +67,12 @@ class Problem:
         """The share of scores that is computed with these tiles: an edge of the mask cuts tiles, which are then computed whole;
         for a diagonal that is (B_q + B_k) / (2 N_k) more."""
         return min(1.0, 1.0 - self.skipped + self.edges * (tile_m + tile_n) / (2 * self.keys))
+
+    def block_share(self, tile_m: int, tile_n: int, rows: int, columns: int) -> float:
+        """The share of scores that blocks of `rows` compute, `columns` at a time, inside such tiles: edges that end a row cut
+        blocks instead of tiles."""
+        whole = (self.edges - self.ended) * (tile_m + tile_n) + self.ended * (rows + columns)
+        return min(1.0, 1.0 - self.skipped + whole / (2 * self.keys))
 
     @property
     def shape_class(self) -> str:

@@ -305,6 +305,41 @@ def test_nan_wins_in_reductions(op: Any, where: int):
     np.testing.assert_array_equal(out, (np.max if op == "max" else np.min)(values, axis=1))
 
 
+@pytest.mark.parametrize("op", ["sum", "max", "min"])
+@pytest.mark.parametrize("rows", [2, 3, 6, 8, 9, 14])
+def test_rows_of_a_block_are_folded_together(op: Any, rows: int):
+    """Every row has its own result, in blocks of any number of rows; a NaN stays in its row."""
+    x, r = tile("x", "ij"), tile("r", "i")
+    kernel = Kernel(
+        "fold",
+        (TensorParam("X", "f32", (N, M), "in", 1), TensorParam("O", "f32", (N,), "out")),
+        ("N", "M"),
+        (),
+        (Axis("i", N, 3 * rows), Axis("j", M, 32)),
+        (
+            Parallel(
+                (Loop(index("i0"), N, 3 * rows),),
+                (
+                    Fill(r, const(2.0, "f32")),
+                    Stream(
+                        "j",
+                        size(0),
+                        M,
+                        partial(LoadTile(x, "X", (i, j)), Rows("i", rows, (Reduce(r, op, "j", f("x"), accumulate=True),))),
+                    ),
+                    StoreTile("O", (i,), ("i",), f("r")),
+                ),
+            ),
+        ),
+    )
+    values = np.random.default_rng(4).integers(-50, 50, (5 * rows - 1, 43)).astype(np.float32)
+    values[rows, 41] = values[2 * rows - 1, 0] = np.nan
+    out = execute(kernel, {"X": values}, {"N": len(values), "M": 43})["O"]
+    initial = np.full((len(values), 1), 2, np.float32)
+    expected = {"sum": np.sum, "max": np.max, "min": np.min}[op](np.concatenate([values, initial], 1), axis=1)
+    np.testing.assert_array_equal(out, expected)
+
+
 def test_masks_and_ids_of_every_type():
     """Boolean and integer tiles, a scalar parameter, transposed, strided and reversed reads and gathers in one expression."""
     keep, ids, out = tile("keep", "ij", "bool"), tile("ids", "j", "i32"), tile("o", "ij")

@@ -174,7 +174,7 @@ def short_kernel(module: Module, m: Micro) -> str:
     name = f"rows_{m.rows}x{m.vectors}_{m.start}_{len(module.made)}"
     module.made[key] = name
     arguments = "ptr %a, ptr %b, ptr %c, ptr %s, i64 %n"
-    fn = Function(module, name, arguments + ", i64 %rows", internal=True, inline=False)
+    fn = Function(module, name, arguments + ", i64 %rows", internal=True, inline=False, group=1)
     fn.head = fn.head.replace("define internal void", "define internal fastcc void")
     for rows in reversed([m.rows, *(n for n in (8, 4, 2, 1) if n < m.rows)]):
         fits, more = fn.new_label("fits"), fn.new_label("more")
@@ -198,7 +198,7 @@ def micro_kernel(module: Module, m: Micro) -> str:
     name = f"micro_{m.rows}x{m.vectors}_{m.start}_{len(module.made)}"
     module.made[key] = name
     fn = Function(
-        module, name, "ptr noalias %a, ptr noalias %b, ptr noalias %c, ptr noalias %s, i64 %n", internal=True, inline=False
+        module, name, "ptr noalias %a, ptr noalias %b, ptr noalias %c, ptr noalias %s, i64 %n", internal=True, inline=False, group=1
     )
     fn.head = fn.head.replace("define internal void", "define internal fastcc void")
     lanes = module.width

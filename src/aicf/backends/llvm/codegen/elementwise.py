@@ -174,10 +174,18 @@ class _Walk:
     def __init__(self, group: Group, scope: Scope, tiles: dict[str, Tile], layout_of: Layout | None) -> None:
         self.group, self.scope, self.tiles, self.layout_of = group, scope, tiles, layout_of
         self.fn = scope.fn
+        # Reductions that leave a vector per row, to be folded for all rows at once: statement number -> (stack slots, type).
+        self.rows: dict[int, tuple[str, str]] = {}
         self.stored = {s.tile.name for s in group.body if layout_of is not None or read_elsewhere(s.tile, group, scope)}
 
     def outer(self, axes: tuple[str, ...], where: dict[str, Index], vertical: bool) -> None:
-        if axes:
+        if len(axes) == 1 and not vertical and self._folds_together(axes[0]):
+            self._start_rows(axes[0])
+            with AxisLoops(self.scope, axes[0]) as at:
+                self.row({**where, axes[0]: at})
+            self._finish_rows(axes[0], where)
+            self.rows.clear()
+        elif axes:
             with AxisLoops(self.scope, axes[0]) as at:
                 self.outer(axes[1:], {**where, axes[0]: at}, vertical)
         elif vertical:
@@ -279,12 +287,55 @@ class _Walk:
             point = Point(self.scope, where, None, Slot(0, 0), self.tiles)
             at = point.evaluator()
             dtype = reduced_dtype(s)
+            if i in self.rows:
+                slots, kind = self.rows[i]
+                (axis,) = self.group.outer[-1:]
+                self.fn.do(
+                    f"store {kind} {gathered(at, s.op, dtype, parts)}, ptr {self.fn.pointer(slots, where[axis].lane, kind)}"
+                )
+                continue
             total = fold(at, s.op, dtype, parts, self.group.vector is not None)
             if s.accumulate:
                 old = at.convert(point.tile(s.tile), dtype)
                 total = combined(at, _combine(s.op), dtype, old.text, total, False)
             value = at.convert(Value(total, dtype), s.tile.dtype)
             write(self.scope, self.scope.plan.of(s.tile), point, value)
+
+    def _folds_together(self, axis: str) -> bool:
+        """Whether the reductions of all rows of a block are folded at once: each lane of a vector becomes a row's result, without
+        numbers that go through memory one by one."""
+        length = self.scope.views[axis].length
+        reductions = [s for s in self.group.body if isinstance(s, Reduce)]
+        return (
+            self.group.vector is not None
+            and bool(reductions)
+            and 1 < length <= self.scope.plan.shapes[axis].chunk
+            and all(is_float(s.tile.dtype) and self.scope.plan.of(s.tile).vector == axis for s in reductions)
+        )
+
+    def _start_rows(self, axis: str) -> None:
+        length = self.scope.views[axis].length
+        for i, s in enumerate(self.group.body):
+            if isinstance(s, Reduce):
+                kind = self.scope.vector_type(reduced_dtype(s))
+                self.rows[i] = (self.fn.alloca(f"[{length} x {kind}]"), kind)
+
+    def _finish_rows(self, axis: str, where: dict[str, Index]) -> None:
+        """The vectors of all rows folded into vectors of rows."""
+        fn, lanes, length = self.fn, self.scope.target.lanes, self.scope.views[axis].length
+        for i, (slots, kind) in self.rows.items():
+            s = self.group.body[i]
+            assert isinstance(s, Reduce)
+            dtype = reduced_dtype(s)
+            for word in range(-(-length // lanes)):
+                point = Point(self.scope, where, axis, Slot(0, word), self.tiles)
+                at = point.evaluator()
+                numbers = range(word * lanes, min(length, (word + 1) * lanes))
+                text = folded_rows(at, s.op, dtype, [fn.op(f"load {kind}, ptr {fn.pointer(slots, n, kind)}") for n in numbers])
+                if s.accumulate:
+                    old = at.widen(at.convert(point.tile(s.tile), dtype))
+                    text = combined(at, _combine(s.op), dtype, old.text, text, True)
+                write(self.scope, self.scope.plan.of(s.tile), point, at.convert(Value(text, dtype, True), s.tile.dtype))
 
     def vertical(self, where: dict[str, Index]) -> None:
         """A Reduce over an axis that is not the vector axis: vectors of partial results, the reduced axis innermost."""
@@ -323,6 +374,61 @@ def reduced_dtype(s: Reduce) -> DType:
 
 def _combine(op: str) -> str:
     return "add" if op == "sum" else op
+
+
+def gathered(at: Evaluator, op: str, dtype: DType, parts: list[str]) -> str:
+    """One vector from several, lane by lane, pairwise. A lane with a NaN in it is NaN."""
+    how = _combine(op)
+    fn, m = at.fn, at.maths(dtype, True)
+    nan: str | None = None
+    if how in ("max", "min"):
+        # The hardware's maximum may lose a NaN: they are looked for on the side, two vectors at a time.
+        tests = [m.compare("uno", a, b) for a, b in zip(parts[::2], [*parts[1::2], *parts[-1:]][: len(parts[::2])], strict=True)]
+        nan = tests[0]
+        for test in tests[1:]:
+            nan = fn.op(f"or {m.bools} {nan}, {test}")
+    while len(parts) > 1:
+        paired = [_fast(at, how, dtype, a, b, True) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+        parts = paired + parts[len(paired) * 2 :]
+    return parts[0] if nan is None else m.select(nan, m.splat(math.nan), parts[0])
+
+
+def folded_rows(at: Evaluator, op: str, dtype: DType, rows: list[str]) -> str:
+    """A vector whose lane r is the fold of the r-th vector's lanes, by exchanging halves as a transpose does.
+
+    [a0 a1 a2 a3], [b0 b1 b2 b3]  ->  [a0 b0 a1 b1] + [a2 b2 a3 b3]  ->  …
+    """
+    fn, lanes, how = at.fn, at.lanes, _combine(op)
+    kind = at.type(dtype, True)
+
+    def exchanged(a: str, b: str, low: list[int], high: list[int]) -> str:
+        texts = [
+            fn.op(f"shufflevector {kind} {a}, {kind} {b}, <{lanes} x i32> <{', '.join(f'i32 {x}' for x in mask)}>")
+            for mask in (low, high)
+        ]
+        return combined(at, how, dtype, texts[0], texts[1], True)
+
+    distance = 1
+    while distance < lanes:
+        low, high = _exchange(lanes, distance)
+        pairs = [(rows[k], rows[k + 1] if k + 1 < len(rows) else rows[k]) for k in range(0, len(rows), 2)]
+        rows = [exchanged(a, b, low, high) for a, b in pairs]
+        distance *= 2
+    return rows[0]
+
+
+def _exchange(lanes: int, distance: int) -> tuple[list[int], list[int]]:
+    """Shuffles of two vectors a, b whose sum has a's folded lanes where bit `distance` of the lane is 0, b's where it is 1.
+    Within four lanes they are the processors' unpacking and half-exchanging ones, which need no other lane."""
+    if distance == 1:
+        low = [base + lane for base in range(0, lanes, 4) for lane in (0, lanes, 1, lanes + 1)]
+        return low, [x + 2 for x in low]
+    if distance == 2:
+        low = [base + lane for base in range(0, lanes, 4) for lane in (0, 1, lanes, lanes + 1)]
+        return low, [x + 2 for x in low]
+    low = [lanes + (lane ^ distance) if lane & distance else lane for lane in range(lanes)]
+    high = [lanes + lane if lane & distance else lane ^ distance for lane in range(lanes)]
+    return low, high
 
 
 def fold(at: Evaluator, op: str, dtype: DType, parts: list[str], vector: bool) -> str:

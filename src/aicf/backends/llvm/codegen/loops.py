@@ -79,7 +79,7 @@ def _rows(s: Rows, scope: Scope, tiles: dict[str, Tile], loads: tuple[LoadTile, 
         else:
             valid = fn.minimum(s.step, fn.sub(view.valid, start))
         base = fn.add(view.base, fn.mul(block, s.step // chunk))
-        inside = scope.see(s.axis, View(base, s.step, valid))
+        inside = replace(scope.see(s.axis, View(base, s.step, valid)), ahead=(s.axis, s.step))
         for axis, end in s.ends:
             inside = inside.see(axis, _shortened(s, axis, end, inside, tiles))
         emit_body(s.body, inside, tiles)

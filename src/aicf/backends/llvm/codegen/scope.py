@@ -8,7 +8,7 @@ from typing import NamedTuple
 from aicf.backends.llvm.codegen.layout import Layout, Plan
 from aicf.backends.llvm.codegen.target import Target
 from aicf.backends.llvm.codegen.text import I64, Function
-from aicf.backends.llvm.codegen.values import Value, in_tile, tile_bytes
+from aicf.backends.llvm.codegen.values import Value, held, in_tile, tile_bytes
 from aicf.kernel import Kernel
 from aicf.scalar import DType, Expr
 
@@ -42,7 +42,8 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class Scope:
-    """Names in force. Immutable: an inner scope is a changed copy. `streamed` is the axis of the innermost stream."""
+    """Names in force. Immutable: an inner scope is a changed copy. `streamed` is the axis of the innermost stream, `ahead` that
+    of the rows that are worked on block by block, and the rows of a block."""
 
     fn: Function
     kernel: Kernel
@@ -54,12 +55,17 @@ class Scope:
     tensors: dict[str, TensorRef]
     unbounded: frozenset[str] = field(default=frozenset())
     streamed: str | None = None
+    ahead: tuple[str, int] | None = None
 
     def bind(self, name: str, value: Value) -> Scope:
         return replace(self, values={**self.values, name: value})
 
     def see(self, axis: str, view: View) -> Scope:
         return replace(self, views={**self.views, axis: view})
+
+    def vector_type(self, dtype: DType) -> str:
+        """The LLVM type of a vector of `dtype`."""
+        return f"<{self.target.lanes} x {held(dtype)}>"
 
     def origin(self, axis: str) -> I64:
         """The global position of the tile's first element."""

@@ -21,6 +21,11 @@ class Target:
         return 2 * self.lanes
 
     @property
+    def clears(self) -> bool:
+        """Whether the upper halves of vector registers are to be cleared before code that knows of none (x86 with AVX)."""
+        return self.triple.startswith(("x86_64", "i686")) and self.lanes >= 8
+
+    @property
     def rows(self) -> int:
         """Rows of the largest register tile: what two B vectors and one broadcast leave, in pairs of accumulators."""
         return max(1, min((self.registers - 4) // 2, 14))
