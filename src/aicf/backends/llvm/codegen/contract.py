@@ -198,8 +198,9 @@ def micro_kernel(module: Module, m: Micro) -> str:
     name = f"micro_{m.rows}x{m.vectors}_{m.start}_{len(module.made)}"
     module.made[key] = name
     fn = Function(
-        module, name, "ptr noalias %a, ptr noalias %b, ptr noalias %c, ptr noalias %s, i64 %n", internal=True, inline=False, group=1
-    )
+        module, name, "ptr noalias %a, ptr noalias %b, ptr noalias %c, ptr noalias %s, i64 %n",
+        internal=True, inline=False, group=1,
+    )  # fmt: skip
     fn.head = fn.head.replace("define internal void", "define internal fastcc void")
     lanes = module.width
     maths = Maths(fn, lanes, m.element)
