@@ -14,12 +14,15 @@ from aicf.scalar import Call, Const, Expr, Load, evaluate, integer, variables, w
 from aicf.schedule.cost import choose, should_fuse
 from aicf.schedule.problem import Problem
 from aicf.schedule.schedule import Schedule
-from aicf.schedule.target import Target, host_target, named_target
+from aicf.schedule.target import CpuTarget, Target, host_target, named_target
 from aicf.semantic.types import product
 from aicf.streaming.recognise import Recognised
 from aicf.streaming.stream_program import StreamProgram, program_text
 
 ASSUMED = 1024  # the value of a size symbol of which nothing is known
+# What is hidden by a mask that compares tensors of the rows with tensors of the keys (documents), of which nothing is known: most
+# of the scores, a run of keys left for each row. Large tiles cost a dense mask a few percent less, such a mask half again.
+ASSUMED_SKIPPED, ASSUMED_EDGES = 0.75, 2
 EXPONENTIALS = ("exp", "exp2", "expm1", "tanh", "sigmoid", "softplus", "erf", "log", "pow", "sin", "cos")
 
 
@@ -62,10 +65,13 @@ def decide(
     machine = host_target() if target is None else named_target(target) if isinstance(target, str) else target
     workers = threads or getattr(machine, "cores", 1)
     problem = problem_of(found, program, workers, hints)
+    # What is only assumed to be skipped chooses tiles, but is no reason to stream. On a GPU small tiles cost much more.
+    sure = replace(problem, skipped=0.0, edges=0, ended=0) if _compares_tensors(found, program) else problem
+    problem = problem if isinstance(machine, CpuTarget) else sure
     meaning = meaning_of(found, program)
     best = None if fixed else measured(problem, machine, meaning)
     schedule = choose(problem, machine, fixed) if best is None else _tuned(problem, machine, best)
-    fuse, reason = should_fuse(problem, machine, schedule)
+    fuse, reason = should_fuse(sure, machine, schedule)
     return Decision(schedule, fuse, reason, problem, meaning)
 
 
@@ -117,15 +123,24 @@ def problem_of(found: Recognised, program: StreamProgram, threads: int, hints: M
 
 def _skipped(found: Recognised, program: StreamProgram, rows: int, keys: int, hints: dict[str, int]) -> tuple[float, int]:
     """The share of scores in provably empty tiles were tiles small, and the number of edges that make larger tiles compute more:
-    a line through the shares at two tile lengths. (0, 0) when emptiness depends on tensors."""
+    a line through the shares at two tile lengths. When emptiness depends on tensors: (0, 0), or what is assumed of those that
+    compare rows with keys."""
     short, long = 32, 128
     if min(rows, keys) < 2 * short:
         return 0.0, 0
+    if _compares_tensors(found, program):
+        return ASSUMED_SKIPPED, ASSUMED_EDGES
     shares = [_empty_share(found, program, n, rows, keys, hints) for n in (short, long)]
     if shares[0] is None or shares[1] is None:
         return 0.0, 0
     edges = round(max(0.0, (shares[0] - shares[1]) * 2 * keys / (2 * (long - short))))
     return min(0.999, shares[0] + edges * short / keys), edges
+
+
+def _compares_tensors(found: Recognised, program: StreamProgram) -> bool:
+    """Whether the mask's empty tiles follow from tensors that say something of the rows."""
+    reads = [x for x in walk(tiling(found, program, 32, 32).empty) if isinstance(x, Load)]
+    return any(found.row.name + "0" in {v.name for i in x.index for v in variables(i)} for x in reads)
 
 
 def _empty_share(
