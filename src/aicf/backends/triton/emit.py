@@ -58,13 +58,14 @@ MIN_DOT = 16  # the shortest side of a product that tensor cores take
 @dataclass(frozen=True)
 class Entry:
     """A function of the module: its arguments by name, in order (tensors, `X_stride_k`, sizes, scalars), the loops whose product
-    is the number of programs, and how many warps run one."""
+    is the number of programs, how many warps run one, tiles in flight, and the most registers of a thread (0: not limited)."""
 
     name: str
     arguments: tuple[str, ...]
     loops: tuple[Loop, ...]
     warps: int
     stages: int
+    registers: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class _Function:
         lines += [f"    {row}" for row in _rows(arguments)]
         text = "\n".join([*lines, "):", *self.writer.lines]) + "\n"
         text = "\n\n".join([*self.phases, text])
-        return text, Entry(self.name, arguments, self.item.loops, self.item.warps, self.stages)
+        return text, Entry(self.name, arguments, self.item.loops, self.item.warps, self.stages, self.item.registers)
 
     def arguments(self, used: set[str]) -> tuple[str, ...]:
         """The parameters in `used`: tensors, strides, sizes, scalars, each in the kernel's order."""
@@ -254,10 +255,25 @@ class _Function:
         for s in body:
             self.statement(s)
 
-    def scoped(self, body: Sequence[Stmt]) -> None:
-        tiles = dict(self.names.tiles)
+    def scoped(self, body: Sequence[Stmt], *, early: bool = False) -> None:
+        tiles, loads = dict(self.names.tiles), dict(self.expressions.early)
+        if early:
+            self.load_early(body)
         self.body(body)
-        self.names.tiles = tiles
+        self.names.tiles, self.expressions.early = tiles, loads
+
+    def load_early(self, body: Sequence[Stmt]) -> None:
+        """Elements that a loop's body loads at positions known from its start (a mask, a bias) are loaded there, before the
+        products: so Triton copies them into shared memory ahead of time like operands, and what is computed from them and a
+        product keeps the product's layout."""
+        found = (x for s in _flat(body) if isinstance(s, Map | Reduce) for x in walk(s.expr) if isinstance(x, Load))
+        for node in dict.fromkeys(found):
+            names = {v.name for v in variables(node)}
+            known = names <= {*self.names.positions, *self.names.scalars, *self.kernel.sizes}
+            stored = {x.tensor for x in walk(node) if isinstance(x, Load)} & self.shared_by_memory
+            if known and names & self.names.positions and not stored:
+                made = self.expressions.value(node, self.order)
+                self.expressions.early[node] = self.expressions.named(made)
 
     def statement(self, s: Stmt) -> None:
         match s:
@@ -426,7 +442,7 @@ class _Function:
             with self.writer.indented():
                 self.names.scalars[axis.origin.name] = origin
                 self.enter(s.axis, origin, s.hi, phase.whole)
-                self.scoped(phase.body)
+                self.scoped(phase.body, early=True)
 
         live = [p for p in s.phases if not _never(p.when)]
         if len(live) == 1 and _always(live[0].when):
@@ -501,6 +517,11 @@ class _Function:
             put("# Could what was skipped have counted? Then once more without skipping.")
             put(f"again = (tl.max({Value(text).atom}.to(tl.int32), 0) != 0) & ({flag} != 0)")
             put(f"{flag} = {flag} * 0")
+
+
+def _flat(body: Sequence[Stmt]) -> list[Stmt]:
+    """The statements of a body that run once in it: those of row blocks too, those of loops not."""
+    return [x for s in body for x in (_flat(s.body) if isinstance(s, Rows) else (s,))]
 
 
 def _rows(names: Sequence[str]) -> list[str]:

@@ -39,6 +39,7 @@ class Expressions:
         self.names, self.writer, self.mask, self.interpreted = names, writer, mask, interpreted
         self.helpers: set[str] = set()
         self.used: set[str] = set()  # parameters: tensors, strides, sizes and scalars
+        self.early: dict[Expr, Value] = {}  # loads that were made at the start of a loop's body
         self.count = 0
 
     # ------------------------------------------------------------------------------------------ names
@@ -61,14 +62,21 @@ class Expressions:
                 uses[c] = uses.get(c, 0) + 1
         done: dict[Expr, Value] = {}
         for node in walk(e):
+            if node in self.early:
+                done[node] = self.early[node]
+                continue
             made = self._one(node, done, order)
             shared = uses.get(node, 0) > 1 and isinstance(node, Call) and not self._trivial(node)
             if (isinstance(node, Load) and (node is not e or not order)) or shared:
-                name = self.fresh()
-                self.writer.put(f"{name} = {made.text}")
-                made = Value(name, made.axes)
+                made = self.named(made)
             done[node] = made
         return done[e]
+
+    def named(self, v: Value) -> Value:
+        """A variable that holds `v`."""
+        name = self.fresh()
+        self.writer.put(f"{name} = {v.text}")
+        return Value(name, v.axes)
 
     def scalar(self, e: Expr) -> str:
         """`e`, which has no axes, as text."""
