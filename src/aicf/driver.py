@@ -231,7 +231,7 @@ def _executable(region: Region, decision: Decision, target: Target | str | None,
     schedule = decision.schedule
     machine = named_target(target) if isinstance(target, str) else target
     if isinstance(machine, GpuTarget):
-        return DeviceExecutable(region, schedule, gpu_builder(schedule), 1, header, machine=machine)
+        return DeviceExecutable(region, schedule, gpu_builder(schedule, machine), 1, header, machine=machine)
     return Executable(region, schedule, build_native, schedule.threads, header)
 
 

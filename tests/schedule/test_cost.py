@@ -49,6 +49,7 @@ def problems() -> st.SearchStrategy[Problem]:
         value_widths=st.lists(width, min_size=0, max_size=2).map(tuple),
         dtype=st.sampled_from(["f32", "bf16"]),
         exps=st.integers(1, 2),
+        score_loads=st.sampled_from([(), (1,), (4, 2)]),
         score_ops=st.integers(0, 12).map(float),
         skipped=st.sampled_from([0.0, 0.5, 0.9]),
         edges=st.integers(0, 2),
@@ -206,6 +207,35 @@ def test_machines_get_different_schedules(golden: Callable[[str, str], None]):
     assert tiles["h100"] != tiles["rtx4090"]
     assert chosen["avx2"].space("output_acc") == "shared" and chosen["h100"].space("output_acc") == "register"
     assert dict(chosen["avx2"].mapping)["i0"] == "thread" and dict(chosen["h100"].mapping)["i0"] == "block"
+
+
+def test_warp_group_instructions_are_priced_by_their_rows():
+    """Hopper: a tile of 64 rows keeps its warp group's instruction busy; one of 16 takes another one, at a lower rate, and its
+    warps exchange weights. So training sizes get 64 rows and more, causal or not."""
+    h100 = TARGETS["h100"]
+    assert isinstance(h100, GpuTarget)
+    small, large = (gpu.sharing(HALF, h100, m, 64, 4) for m in (16, 64))
+    assert small.mma is not None and small.mma.name == "HMMA" and small.exchanged
+    assert large.mma is not None and large.mma.name == "HGMMA" and not large.exchanged
+    per_row = [gpu.compute_clocks(HALF, h100, m, 64, 4)[0] / m for m in (16, 64)]
+    assert per_row[0] > 1.5 * per_row[1]
+    for rows in (2048, 4096, 16384):
+        for width in (64, 128):
+            for p in (HALF, replace(HALF, skipped=0.5, edges=1)):
+                s = choose(replace(p, rows=rows, keys=rows, widths=(width,), value_widths=(width,)), h100)
+                assert s.tile_m >= 64 and "clocks of HGMMA" in s.reason("stages")
+
+
+def test_what_is_loaded_per_score_takes_memory_and_registers():
+    """A dense mask or bias travels through shared memory with K and V, and is alive beside the scores."""
+    for name in ("a100", "h100"):
+        t = TARGETS[name]
+        assert isinstance(t, GpuTarget)
+        without, with_bias = (gpu.use(replace(HALF, score_loads=x), t, 64, 32, 4, 2) for x in ((), (2,)))
+        assert with_bias.shared == without.shared + 2 * 64 * 32
+        assert with_bias.registers == without.registers + 64 * 32 // 128
+        s = choose(HALF, t)
+        assert estimate(replace(HALF, score_loads=(2,)), s, t) >= estimate(HALF, s, t)
 
 
 def test_problems_get_different_schedules(golden: Callable[[str, str], None]):

@@ -116,6 +116,17 @@ def test_derived_rates_give_the_published_peak_back(name: str, tflops: float):
     assert gpu.mma_flops * gpu.sms * gpu.ghz / 1000 == pytest.approx(tflops, rel=0.01)
 
 
+def test_a_tile_gets_the_best_matrix_instruction_that_it_fills():
+    """A warp group's instruction on Hopper needs 64 rows and four warps; smaller tiles get a warp's, at its rate."""
+    h100, a100, mi300x = TARGETS["h100"], TARGETS["a100"], TARGETS["mi300x"]
+    assert isinstance(h100, GpuTarget) and isinstance(a100, GpuTarget) and isinstance(mi300x, GpuTarget)
+    assert [h100.mma_for(rows, 4).name for rows in (16, 32, 64, 128)] == ["HMMA", "HMMA", "HGMMA", "HGMMA"]
+    assert h100.mma_for(64, 2).name == "HMMA"
+    assert h100.mma_for(16, 4).flops < h100.mma_flops
+    assert {a100.mma_for(rows, 4).name for rows in (16, 64)} == {"HMMA"}
+    assert [mi300x.mma_for(rows, 4).rows for rows in (16, 32)] == [16, 32]
+
+
 def test_descriptions(golden: Callable[[str, str], None]):
     golden("targets.txt", "\n".join(describe(t) for t in TARGETS.values()) + "\n")
     kinds: dict[str, Any] = {"cpu": CpuTarget, "gpu": GpuTarget}

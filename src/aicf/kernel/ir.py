@@ -218,12 +218,13 @@ class Loop:
 @dataclass(frozen=True)
 class Parallel:
     """Independent work items, one per combination of the loop variables, last one fastest. `unit` says what runs one item: a
-    thread, or a block of `warps`."""
+    thread, or a block of `warps`, each thread with at most `registers` registers (0: as the compiler likes)."""
 
     loops: tuple[Loop, ...]
     body: tuple[Stmt, ...]
     unit: Literal["thread", "block"] = "thread"
     warps: int = 1
+    registers: int = 0
 
 
 Stmt: TypeAlias = Fill | LoadTile | Map | Reduce | Contract | StoreTile | Rows | Stream | Retry | Parallel

@@ -1,6 +1,6 @@
 """What runs a kernel's items, and how many tiles are in flight: a schedule's mapping written into Kernel IR.
 
-    parallel b, h, i0 per thread:                      parallel b, h, i0 per block of 4 warps:
+    parallel b, h, i0 per thread:                      parallel b, h, i0 per block of 4 warps of 255 registers:
       stream j0 in 0 .. M step 64:               ->      stream j0 in 0 .. M step 64 stages 2:
 """
 
@@ -11,8 +11,9 @@ from dataclasses import replace
 from aicf.kernel.ir import Contract, Kernel, Parallel, Retry, Rows, Stmt, Stream, statements
 
 
-def placed(kernel: Kernel, *, warps: int, stages: int) -> Kernel:
-    """`kernel` with one block of `warps` warps per item and `stages` tiles of every stream in flight (GPUs)."""
+def placed(kernel: Kernel, *, warps: int, stages: int, registers: int = 0) -> Kernel:
+    """`kernel` with one block of `warps` warps per item, whose threads have at most `registers` registers (0: as many as the
+    compiler likes), and `stages` tiles of every stream in flight (GPUs)."""
 
     def body(statements: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         return tuple(one(s) for s in statements)
@@ -20,7 +21,7 @@ def placed(kernel: Kernel, *, warps: int, stages: int) -> Kernel:
     def one(s: Stmt) -> Stmt:
         match s:
             case Parallel():
-                return replace(s, unit="block", warps=warps, body=body(s.body))
+                return replace(s, unit="block", warps=warps, registers=registers, body=body(s.body))
             case Stream():
                 # Loads are overlapped with products; a stream around another one, or one that only combines, has nothing to
                 # overlap.

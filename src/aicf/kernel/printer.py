@@ -91,6 +91,7 @@ def _body(kernel: Kernel, body: tuple[Stmt, ...], depth: int, blocked: dict[str,
                     f"{v.var.name} < {show(v.extent)}" + (f" step {v.step}" if v.step != 1 else "") for v in s.loops
                 )
                 warps = f" of {s.warps} warps" if s.unit == "block" else ""
+                warps += f" of {s.registers} registers" if s.registers else ""
                 yield f"{pad}parallel {loops} per {s.unit}{warps}:"
                 yield from _body(kernel, s.body, depth + 1, rows)
 

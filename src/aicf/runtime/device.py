@@ -11,17 +11,24 @@ from typing import Any
 
 from aicf.backends.triton import emit
 from aicf.backends.triton.build import compile_offline
-from aicf.backends.triton.launch import Empty, GpuKernel
+from aicf.backends.triton.launch import CALLS, Empty, GpuKernel
 from aicf.kernel import Kernel
 from aicf.kernel.placement import placed
 from aicf.runtime.executable import ArrayRef, Executable
+from aicf.schedule.gpu import register_limit
 from aicf.schedule.schedule import Schedule
 from aicf.schedule.target import GpuTarget
 
 
-def gpu_builder(schedule: Schedule) -> Callable[[Kernel], GpuKernel]:
-    """Kernels mapped to blocks of warps as `schedule` says, not yet compiled: Triton does that on the first launch."""
-    return lambda kernel: GpuKernel(placed(kernel, warps=schedule.warps, stages=schedule.stages))
+def mapped(kernel: Kernel, schedule: Schedule, machine: GpuTarget) -> Kernel:
+    """`kernel` mapped to blocks of warps as `schedule` says."""
+    limit = register_limit(machine, schedule.warps)
+    return placed(kernel, warps=schedule.warps, stages=schedule.stages, registers=limit)
+
+
+def gpu_builder(schedule: Schedule, machine: GpuTarget) -> Callable[[Kernel], GpuKernel]:
+    """Kernels mapped to blocks, not yet compiled: Triton does that on the first launch."""
+    return lambda kernel: GpuKernel(mapped(kernel, schedule, machine))
 
 
 @dataclass
@@ -33,7 +40,8 @@ class DeviceExecutable(Executable):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.kernel = placed(self.kernel, warps=self.schedule.warps, stages=self.schedule.stages)
+        assert self.machine is not None
+        self.kernel = mapped(self.kernel, self.schedule, self.machine)
 
     def launch(self, inputs: Sequence[Any], outputs: Sequence[Any], sizes: Sequence[int], empty: Empty) -> None:
         """Computes `outputs` from `inputs` (tensors in the order of `input_names` and `output_names`); `sizes` in the order of
@@ -44,6 +52,8 @@ class DeviceExecutable(Executable):
         key = tuple(sizes)
         bound = self._bound.get(key)
         if bound is None:
+            if len(self._bound) >= CALLS:
+                self._bound.clear()
             bound = self._bound[key] = self.sizes(dict(zip(self.symbols, sizes, strict=True)))
         tensors = dict(zip((*self.input_names, *self.output_names), (*inputs, *outputs), strict=True))
         built.launch(tensors, bound, {}, empty)

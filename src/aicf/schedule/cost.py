@@ -226,9 +226,10 @@ def _reasons(
             f"{used.shared} of {t.shared_per_block} bytes of shared memory; scores and accumulators in {used.registers} of "
             f"{t.registers_per_thread} registers a thread; {used.resident} blocks an SM"
         )
-        mma, other = gpu.compute_clocks(p, t, s.tile_m, s.tile_n)
+        mma, other = gpu.compute_clocks(p, t, s.tile_m, s.tile_n, s.warps)
         told["stages"] = (
-            f"a tile takes {mma:.0f} clocks of MMA and {other:.0f} of exponentials; {_compare(best, options, 'stages')}"
+            f"a tile takes {mma:.0f} clocks of {_instruction(p, t, s)} and {other:.0f} of exponentials; "
+            f"{_compare(best, options, 'stages')}"
         )
         told["warps"] = _compare(best, options, "warps")
         units = p.items * (tiles if s.order == "q_major" else 1)
@@ -242,6 +243,12 @@ def _reasons(
     for name in given:
         told[name] = f"given{'; ' + told[name] if name in told else ''}"
     return tuple((name, told[name]) for name in sorted(told))
+
+
+def _instruction(p: Problem, t: gpu.GpuTarget, s: Schedule) -> str:
+    """What multiplies: a matrix instruction by name, or FMAs."""
+    mma = gpu.sharing(p, t, s.tile_m, s.tile_n, s.warps).mma
+    return "FMA" if mma is None else mma.name
 
 
 def _compare(best: _Option, options: list[_Option], field: str) -> str:

@@ -56,16 +56,30 @@ class CpuTarget:
 
 
 @dataclass(frozen=True)
+class Mma:
+    """A matrix instruction for 16-bit operands with fp32 accumulation.
+
+    `rows`: of the tile, that one instruction takes; `warps`: how many issue it together; `flops`: dense flop per clock and SM;
+    `shared`: it reads its operands from shared memory, asynchronously, where others have warps load them into registers first.
+    """
+
+    name: str
+    rows: int
+    warps: int
+    flops: int
+    shared: bool = False
+
+
+@dataclass(frozen=True)
 class GpuTarget:
     """A GPU. `sms`: streaming multiprocessors (AMD: compute units). Memory in bytes, rates per clock and SM unless said
     otherwise.
 
-    `shared_per_block` and `shared_per_sm`: usable shared memory (AMD: LDS). `registers_per_sm`: 32-bit registers;
-    `registers_per_thread`: the most one thread may have. `warp`: threads in lock-step. `mma_flops`: dense flop per clock and SM
-    with 16-bit inputs and fp32 accumulation. `fp32_flops`: outside the matrix units. `exps`: exponentials per clock and SM.
-    `bandwidth`: bytes/s of device memory. `l2_bandwidth`: bytes/s. `async_copy`: copies into shared memory overlap with
-    computing. `mma_shared`: MMA reads operands from shared memory asynchronously, with warp groups of 4 (Hopper and datacentre
-    Blackwell).
+    `shared_per_block` and `shared_per_sm`: usable shared memory (AMD: LDS); `shared_rate`: bytes per clock. `registers_per_sm`:
+    32-bit registers; `registers_per_thread`: the most one thread may have. `warp`: threads in lock-step. `mma`: matrix
+    instructions, the best first; a tile that is too small for one takes the next. `fp32_flops`: outside the matrix units.
+    `exps`: exponentials per clock and SM. `bandwidth`: bytes/s of device memory. `l2_bandwidth`: bytes/s. `async_copy`: copies
+    into shared memory overlap with computing.
     """
 
     name: str
@@ -78,18 +92,27 @@ class GpuTarget:
     registers_per_thread: int
     threads_per_sm: int
     warp: int
-    mma_flops: int
+    mma: tuple[Mma, ...]
     fp32_flops: int
     exps: int
     bandwidth: float
     l2: int
     l2_bandwidth: float
     async_copy: bool = True
-    mma_shared: bool = False
+    shared_rate: int = 128
 
     @property
     def kind(self) -> str:
         return "gpu"
+
+    @property
+    def mma_flops(self) -> int:
+        """The best matrix instruction's rate."""
+        return self.mma[0].flops
+
+    def mma_for(self, tile_m: int, warps: int) -> Mma:
+        """The best matrix instruction whose rows a tile fills and for which there are warps; else the smallest."""
+        return next((m for m in self.mma if tile_m >= m.rows and warps >= m.warps), self.mma[-1])
 
     def __str__(self) -> str:
         return describe(self)
@@ -101,20 +124,22 @@ _KIB, _MIB = 1024, 1024 * 1024
 
 # ------------------------------------------------------------------------------------------------ GPUs  Shared memory,
 # registers and threads: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Exponentials: the same
-# guide's table of arithmetic throughput, row "reciprocal, …, base 2 exponential": 16 per clock and SM for 8.0 to 12.0.
-# mma_flops is derived: peak / (SMs * boost clock). l2_bandwidth is derived: the A100 white paper gives 5120 bytes per clock for
-# 108 SMs, 47 for one; no figure is published for the later ones, so the same is taken.
+# guide's table of arithmetic throughput, row "reciprocal, …, base 2 exponential": 16 per clock and SM for 8.0 to 12.0. Shared
+# memory: the same guide, 32 banks of 4 bytes a clock. Flops of the best matrix instruction are derived: peak / (SMs * boost
+# clock). l2_bandwidth is derived: the A100 white paper gives 5120 bytes per clock for 108 SMs, 47 for one; no figure is published
+# for the later ones, so the same is taken. Rows and warps of matrix instructions: PTX ISA, `mma.sync` m16n8k16 (a warp),
+# `wgmma.mma_async` m64nNk16 (four warps), `tcgen05.mma` m64 and m128 (issued for the block; Triton takes four warps or more).
 
 
 def _nvidia(
-    name: str, arch: str, sms: int, ghz: float, *, shared: int, threads: int, mma: int, fp32: int, bandwidth: float, l2: int,
-    mma_shared: bool = False,
+    name: str, arch: str, sms: int, ghz: float, *, shared: int, threads: int, mma: tuple[Mma, ...], fp32: int, bandwidth: float,
+    l2: int,
 ) -> GpuTarget:  # fmt: skip
     return GpuTarget(
         name, arch, sms, ghz,
         shared_per_block=shared * _KIB, shared_per_sm=(shared + 1) * _KIB,  # the guide: 1 KiB per block is reserved
-        threads_per_sm=threads, mma_flops=mma, fp32_flops=fp32, bandwidth=bandwidth * 1e9, l2=l2 * _MIB,
-        l2_bandwidth=47 * sms * ghz * 1e9, mma_shared=mma_shared,
+        threads_per_sm=threads, mma=mma, fp32_flops=fp32, bandwidth=bandwidth * 1e9, l2=l2 * _MIB,
+        l2_bandwidth=47 * sms * ghz * 1e9,
         registers_per_sm=65536, registers_per_thread=255, warp=32, exps=16,
     )  # fmt: skip
 
@@ -123,7 +148,7 @@ A100 = _nvidia(
     "a100", "sm_80",
     sms=108, ghz=1.41,  # NVIDIA A100 Tensor Core GPU Architecture white paper, table 4
     shared=163, threads=2048,  # CUDA guide, compute capability 8.0
-    mma=2048,  # derived: 312 TFLOPS bf16 dense (A100 data sheet) / (108 * 1.41 GHz)
+    mma=(Mma("HMMA", 16, 1, 2048),),  # derived: 312 TFLOPS bf16 dense (A100 data sheet) / (108 * 1.41 GHz)
     fp32=128,  # white paper: 64 FP32 cores per SM
     bandwidth=2039,  # A100 80GB SXM data sheet, GB/s
     l2=40,  # white paper
@@ -132,7 +157,7 @@ RTX4090 = _nvidia(
     "rtx4090", "sm_89",
     sms=128, ghz=2.52,  # NVIDIA Ada GPU Architecture white paper, appendix A
     shared=99, threads=1536,  # CUDA guide, compute capability 8.9
-    mma=512,  # derived: 165.2 TFLOPS fp16 with fp32 accumulation, dense (appendix A) / (128 * 2.52 GHz)
+    mma=(Mma("HMMA", 16, 1, 512),),  # derived: 165.2 TFLOPS fp16 with fp32 accumulation, dense (appendix A) / (128 * 2.52 GHz)
     fp32=256,  # 128 FP32 cores per SM
     bandwidth=1008,  # appendix A
     l2=72,  # appendix A
@@ -141,28 +166,33 @@ H100 = _nvidia(
     "h100", "sm_90",
     sms=132, ghz=1.83,  # NVIDIA H100 Tensor Core GPU Architecture white paper, SXM5 column
     shared=227, threads=2048,  # CUDA guide, compute capability 9.0
-    mma=4096,  # derived: 989.4 TFLOPS bf16 dense (H100 data sheet: 1979 with sparsity) / (132 * 1.83 GHz)
+    mma=(
+        Mma("HGMMA", 64, 4, 4096, shared=True),  # derived: 989.4 TFLOPS bf16 dense (data sheet: 1979 sparse) / (132 * 1.83 GHz)
+        Mma("HMMA", 16, 1, 2560),  # 63 % of the peak: Luo et al., Benchmarking and Dissecting the Hopper GPU, arXiv 2402.13499
+    ),
     fp32=256,  # white paper: 128 FP32 cores per SM
     bandwidth=3350,  # H100 SXM data sheet
     l2=50,  # white paper
-    mma_shared=True,
 )  # fmt: skip
 H200 = replace(H100, name="h200", bandwidth=4800e9)  # H200 data sheet: the H100's chip with 4.8 TB/s of memory
 B200 = _nvidia(
     "b200", "sm_100",
     sms=148, ghz=1.85,  # NVIDIA Blackwell microbenchmark literature and device query; not in a data sheet
     shared=227, threads=2048,  # CUDA guide, compute capability 10.0
-    mma=8192,  # derived: 2250 TFLOPS bf16 dense per GPU (HGX B200 data sheet: 36 PFLOPS sparse for 8) / (148 * 1.85 GHz), rounded
+    mma=(
+        # derived: 2250 TFLOPS bf16 dense per GPU (HGX B200 data sheet: 36 PFLOPS sparse for 8) / (148 * 1.85 GHz), rounded
+        Mma("UTCHMMA", 64, 4, 8192, shared=True),
+        Mma("HMMA", 16, 1, 2048),  # no figure is published: that of the A100's SM, which has the same instruction
+    ),
     fp32=256,  # 128 FP32 cores per SM
     bandwidth=8000,  # DGX B200 data sheet: 64 TB/s for 8
     l2=126,  # device query
-    mma_shared=True,
 )  # fmt: skip
 RTX5090 = _nvidia(
     "rtx5090", "sm_120",
     sms=170, ghz=2.407,  # NVIDIA RTX Blackwell GPU Architecture white paper, appendix
     shared=99, threads=1536,  # CUDA guide, compute capability 12.0
-    mma=512,  # derived: 209.5 TFLOPS fp16 with fp32 accumulation, dense (white paper) / (170 * 2.407 GHz)
+    mma=(Mma("HMMA", 16, 1, 512),),  # derived: 209.5 TFLOPS fp16 with fp32 accumulation, dense (white paper) / (170 * 2.407 GHz)
     fp32=256,  # 128 FP32 cores per SM
     bandwidth=1792,  # white paper
     l2=96,  # white paper
@@ -174,13 +204,16 @@ MI300X = GpuTarget(
     registers_per_sm=131072,  # the same: VGPR file of 512 KiB per compute unit
     registers_per_thread=512,  # AMD Instinct MI300 ISA guide: VGPRs and accumulation VGPRs of a lane together
     threads_per_sm=2048, warp=64,  # ISA guide: 8 waves of 64 on each of 4 SIMDs; the same document: wavefront size
-    mma_flops=2048,  # derived: 1307.4 TFLOPS bf16 dense (data sheet) / (304 * 2.1 GHz)
+    mma=(
+        Mma("v_mfma 32x32x8", 32, 1, 2048),  # derived: 1307.4 TFLOPS bf16 dense (data sheet) / (304 * 2.1 GHz)
+        Mma("v_mfma 16x16x16", 16, 1, 2048),  # ISA guide: 4 passes for half of the 8-pass 32x32x8's work, the same rate
+    ),
     fp32_flops=256,  # derived: 163.4 TFLOPS fp32 vector (data sheet) / (304 * 2.1 GHz)
     exps=16,  # CDNA3 white paper: transcendentals at a quarter of the 64 lanes' rate
     bandwidth=5300e9,  # data sheet
     l2=32 * _MIB,  # ROCm documentation: 4 MiB for each of 8 dies
     l2_bandwidth=128 * 304 * 2.1e9,  # CDNA3 white paper: 128 bytes per clock between L2 and a compute unit
-)  # fmt: skip
+)  # LDS, the same: 128 bytes per clock  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ CPUs
 #
@@ -364,9 +397,10 @@ def describe(target: Target) -> str:
         ])  # fmt: skip
     t = target
     peak = t.mma_flops * t.sms * t.ghz / 1000
+    mma = ", ".join(f"{m.name} {m.rows} rows, {m.flops} flop" for m in t.mma)
     return "\n".join([
         f"{t.name}: gpu {t.arch}, {t.sms} SMs, {t.ghz:g} GHz",
-        f"  compute  {peak:.0f} TFLOPS 16-bit ({t.mma_flops} flop per clock and SM), {t.exps} exponentials per clock and SM",
+        f"  compute  {peak:.0f} TFLOPS 16-bit; per clock and SM: {mma}; {t.exps} exponentials",
         f"  SM       shared memory {_size(t.shared_per_block)} a block, warps of {t.warp}, "
         f"{t.registers_per_sm} registers, at most {t.registers_per_thread} a thread",
         f"  memory   {t.bandwidth / 1e9:.0f} GB/s, L2 {_size(t.l2)}",

@@ -117,7 +117,8 @@ def _amd(code: str, shared: int) -> Resources:
         found = re.search(rf"\.{key}:\s*(\d+)", code)
         return int(found.group(1)) if found else 0
 
-    return Resources(number("vgpr_count") + number("agpr_count"), number("vgpr_spill_count"), shared, _matrix(code))
+    # The count of vector registers includes the accumulation registers.
+    return Resources(number("vgpr_count"), number("vgpr_spill_count"), shared, _matrix(code))
 
 
 def disassemble(cubin: bytes) -> tuple[str, int]:

@@ -22,6 +22,7 @@ from aicf.backends.triton.width import fits32
 from aicf.kernel import Kernel
 from aicf.scalar import DType, integer
 
+CALLS = 256  # calls remembered per kernel; lengths that change every call do not pile up
 Empty = Callable[[tuple[int, ...], DType], Any]
 
 
@@ -81,6 +82,8 @@ class GpuKernel:
         key = (tuple(sizes.values()), tuple(strides.values()))
         narrow = self._narrow.get(key)
         if narrow is None:
+            if len(self._narrow) >= CALLS:
+                self._narrow.clear()
             narrow = self._narrow[key] = fits32(self.kernel, sizes, strides)
         values: dict[str, Any] = {**sizes, **scalars, **given}
         for name, own in strides.items():
@@ -94,8 +97,10 @@ class GpuKernel:
 
 
 def options(entry: Entry) -> dict[str, Any]:
-    """What Triton is told about a function: its warps, its stages, and that a product and a sum may become one FMA."""
-    return {"num_warps": entry.warps, "num_stages": entry.stages, "enable_fp_fusion": True}
+    """What Triton is told about a function: its warps, its stages, the most registers of a thread, and that a product and a sum
+    may become one FMA."""
+    limit = {"maxnreg": entry.registers} if entry.registers else {}
+    return {"num_warps": entry.warps, "num_stages": entry.stages, "enable_fp_fusion": True, **limit}
 
 
 def programs(entry: Entry, sizes: Mapping[str, int]) -> int:
