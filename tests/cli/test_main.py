@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from aicf.backends.triton.launch import interpreting
 from aicf.cli.main import main
 
 MODEL = Path(__file__).parent / "model.py"
@@ -51,6 +53,19 @@ def test_explain_prints_the_report_alone_on_stdout(capsys: pytest.CaptureFixture
     assert code == 0
     assert "streamed" in out and "aicf: " not in out
     assert f"aicf: compiling {MODEL}:attention for q float32[1, 2, 64, 16]" in err
+
+
+@needs_torch
+@pytest.mark.skipif(interpreting(), reason="Triton's interpreter compiles nothing")
+def test_explain_for_a_gpu_that_is_not_here(capsys: pytest.CaptureFixture[str]):
+    """The report, what the kernel takes, and on request every stage down to machine code."""
+    pytest.importorskip("triton")
+    shapes = [word for name in "qkv" for word in ("--shape", f"{name}=1x64x512x64:bf16")]
+    stages = [word for stage in ("triton", "ptx", "sass") for word in ("--stage", stage)]
+    code, out, err = run(capsys, "explain", f"{MODEL}:attention", *shapes, *ALWAYS, "--target", "h100", *stages)
+    assert code == 0, err
+    assert re.search(r"\d+ registers, 0 spills, \d+ bytes of shared memory, \d+ HGMMA", out)
+    assert "@triton.jit" in out and "wgmma.mma_async" in out and "HGMMA." in out
 
 
 @needs_torch

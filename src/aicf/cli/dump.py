@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from argparse import Namespace
 
-from aicf.cli.errors import OK, CommandError
-from aicf.cli.explain import make_report
+from aicf.cli.errors import OK
+from aicf.cli.explain import make_report, stage_text
 
 
 def run(options: Namespace) -> int:
@@ -14,10 +14,7 @@ def run(options: Namespace) -> int:
     report = make_report(options)
     texts: list[str] = []
     for stage in ([options.diff] if options.diff else []) + [options.stage]:
-        try:
-            texts.append(report.dump(stage).rstrip("\n"))
-        except (KeyError, ValueError) as e:
-            raise CommandError(f"cannot dump {stage!r}: {e.args[0] if e.args else e}") from e
+        texts.append(stage_text(report, stage))
     if not options.diff:
         print(texts[0])
         return OK

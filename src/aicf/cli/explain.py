@@ -20,6 +20,8 @@ def run(options: Namespace) -> int:
     report = make_report(options)
     print(str(report).rstrip("\n"))
     print_resources(report)
+    for stage in options.stage:
+        print(f"\n{stage}\n\n{stage_text(report, stage)}")
     if not options.require_streamed:
         return OK
     missed = [region for region in report.regions if region.status != "streamed"]
@@ -60,6 +62,14 @@ def chosen(name: str | None) -> Target | None:
         return named_target(name)
     except KeyError as e:
         raise CommandError(str(e.args[0])) from e
+
+
+def stage_text(report: api.Report, stage: str) -> str:
+    """One stage of what streams. Raises CommandError where there is none."""
+    try:
+        return report.dump(stage).rstrip("\n")
+    except (KeyError, ValueError) as e:
+        raise CommandError(f"cannot dump {stage!r}: {e.args[0] if e.args else e}") from e
 
 
 def print_resources(report: api.Report) -> None:

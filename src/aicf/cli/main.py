@@ -24,7 +24,7 @@ examples:
   aicf explain model.py:Block --inputs make_inputs
   aicf dump mcir model.py:attention --inputs make_inputs
   aicf dump kernel model.py:attention --inputs make_inputs --diff mcir
-  aicf explain model.py:attention --inputs make_inputs --target h100
+  aicf explain model.py:attention --inputs make_inputs --target h100 --stage triton --stage ptx --stage sass
   aicf dump triton model.py:attention --inputs make_inputs --target h100
   aicf targets
   aicf bench causal window --n 2048 --json rows.json --chart rows.svg
@@ -103,6 +103,10 @@ def parser() -> argparse.ArgumentParser:
     explain.add_argument(
         "--require-streamed", action="store_true", help="exit with 3 unless attention was found and all of it streams"
     )
+    explain.add_argument(
+        "--stage", action="append", default=[], choices=STAGES, metavar="STAGE",
+        help="also print a stage of the compilation; once per stage: " + ", ".join(STAGES),
+    )  # fmt: skip
 
     dump = _command(add, "dump", "the text of one stage of the compilation", _FUNCTION_HELP)
     dump.add_argument("stage", choices=STAGES, help="which stage: " + ", ".join(STAGES), metavar="STAGE")
