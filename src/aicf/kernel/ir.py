@@ -160,6 +160,7 @@ class Rows:
     """The register blocks of row axis `axis`: the body runs for `step` rows at a time. Tiles of that axis that are first
     written inside the body live for one block only; the others are seen through the block's rows.
 
+    `unit` says what works on a block: the item's thread, one block after the other, or each of its warps on its own.
     `ends` promises, for streamed axes, that lanes at or past a position contribute nothing to the block (under a causal
     mask: keys past its last row), so a backend may leave them out. The expression is evaluated with `axis`' origin at the
     block's first row."""
@@ -168,6 +169,7 @@ class Rows:
     step: int
     body: tuple[Stmt, ...]
     ends: tuple[tuple[str, Expr], ...] = ()
+    unit: Literal["thread", "warp"] = "thread"
 
 
 @dataclass(frozen=True)

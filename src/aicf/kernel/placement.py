@@ -2,6 +2,7 @@
 
     parallel b, h, i0 per thread:                      parallel b, h, i0 per block of 4 warps of 255 registers:
       stream j0 in 0 .. M step 64:               ->      stream j0 in 0 .. M step 64 stages 2:
+        rows i step 16:                                    rows i step 16 per warp:
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def placed(kernel: Kernel, *, warps: int, stages: int, registers: int = 0) -> Ke
                 inside = [x for p in s.phases for x in statements(p.body)]
                 busy = any(isinstance(x, Contract) for x in inside) and not any(isinstance(x, Stream) for x in inside)
                 return replace(s, stages=stages if busy else 1, phases=tuple(replace(p, body=body(p.body)) for p in s.phases))
-            case Rows() | Retry():
+            case Rows():
+                return replace(s, unit="warp", body=body(s.body))
+            case Retry():
                 return replace(s, body=body(s.body))
             case _:
                 return s

@@ -74,7 +74,7 @@ def _body(kernel: Kernel, body: tuple[Stmt, ...], depth: int, blocked: dict[str,
             case StoreTile():
                 yield f"{pad}store {s.tensor}[{', '.join(map(show, s.at))}] = {show(s.expr)}"
             case Rows():
-                yield f"{pad}rows {s.axis} step {s.step}{_ends(s)}:"
+                yield f"{pad}rows {s.axis} step {s.step}{' per warp' if s.unit == 'warp' else ''}{_ends(s)}:"
                 yield from _body(kernel, s.body, depth + 1, {**rows, s.axis: s.step})
             case Retry():
                 yield f"{pad}retry {s.flag.name} = 1, again with 0 if any {s.axis}: {show(s.again)}:"

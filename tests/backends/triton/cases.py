@@ -77,6 +77,21 @@ def in_fp32(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return (q.to(wide) @ k.to(wide).mT * q.shape[-1] ** -0.5).softmax(-1) @ v.to(wide)
 
 
+def biased(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return (q @ k.mT * q.shape[-1] ** -0.5 + bias).softmax(-1) @ v
+
+
+def windowed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The last quarter of the keys up to a row's own."""
+    n = q.shape[-2]
+    distance = torch.arange(n)[:, None] - torch.arange(k.shape[-2])[None, :]
+    return (q @ k.mT * q.shape[-1] ** -0.5).masked_fill((distance < 0) | (distance >= n // 4), float("-inf")).softmax(-1) @ v
+
+
+def softcapped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return (20.0 * torch.tanh(q @ k.mT * q.shape[-1] ** -0.5 / 20.0)).softmax(-1) @ v
+
+
 def documents(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     same = ids[:, None, :, None] == ids[:, None, None, :]
     return (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~same, float("-inf")).softmax(-1) @ v
@@ -97,9 +112,12 @@ OWN: dict[str, Own] = {
     "rows without keys": Own(kept, extra=_keep),
     "log-sum-exp too": Own(with_lse),
     "in fp32": Own(in_fp32),
+    "biased": Own(biased, extra=lambda g, n, m: {"bias": torch.randn(2, n, m, generator=g)}),
+    "windowed": Own(windowed),
+    "softcapped": Own(softcapped),
     "documents": Own(documents, extra=lambda g, n, m: {"ids": torch.sort(torch.randint(0, 4, (1, n), generator=g))[0]}),
 }
-SQUARE = ("documents", "documents_causal", "packed_qkv_views", "rope_prologue")  # as many keys as queries
+SQUARE = ("documents", "windowed", "documents_causal", "packed_qkv_views", "rope_prologue")  # as many keys as queries
 
 
 def shared() -> dict[str, Any]:

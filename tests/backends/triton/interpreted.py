@@ -68,9 +68,14 @@ def test_own_cases(name: str, dtype: DType) -> None:
 @pytest.mark.parametrize("schedule", [f"{TILES},kv_split=3", "tile_m=16,tile_n=16,order=kv_major"])
 @pytest.mark.parametrize("name", ["causal", "finite fill", "log-sum-exp too"])
 def test_other_schedules(name: str, schedule: str) -> None:
-    if name == "finite fill" and "kv_split" in schedule:
-        pytest.skip("the retry of a finite fill looks at one part of the keys")
     compiled(OWN[name].fn, OWN[name].make(20, 100, torch.float32), "f32", schedule)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", ["grouped", "log-sum-exp too", "rows without keys"])
+def test_decode(name: str, dtype: DType) -> None:
+    """One query against many keys, cut into parts that are combined."""
+    compiled(OWN[name].fn, OWN[name].make(1, 100, TYPES[dtype]), dtype, f"{TILES},kv_split=4")
 
 
 @pytest.mark.parametrize("name", shared())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PARTS = (
-    "own_cases", "other_schedules", "shared_cases", "attention or strides or bias or orders or skipped or summaries",
+    "own_cases", "other_schedules or decode", "shared_cases", "attention or strides or bias or orders or skipped or summaries",
     "functions or integers or positions",
 )  # fmt: skip
 
