@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -24,3 +25,20 @@ def test_in_the_interpreter(part: str) -> None:
     root = Path(__file__).parents[3]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=root)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def test_the_gpu_benchmark_runs_through(tmp_path: Path) -> None:
+    """benchmarks/gpu.py, tiny, on the CPU: every case that it tries is right and timed, and its JSON is JSON."""
+    pytest.importorskip("triton")
+    root, out = Path(__file__).parents[3], tmp_path / "gpu.json"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(root / "benchmarks" / "gpu.py"), "--smoke", "--json", str(out)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=root)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+    def no_constants(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    made = json.loads(out.read_text(), parse_constant=no_constants)
+    assert made["correct"] and all(r["result"] == "ok" for r in made["correct"])
+    assert [r["what"] for r in made["speed"]] == ["aicf", "aicf"] and all(r["ms"] > 0 for r in made["speed"])
