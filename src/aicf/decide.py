@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from aicf.mcir.passes.streaming_lowering import tiling
-from aicf.scalar import BYTES, Call, Const, Expr, Load, evaluate, integer, variables, walk
+from aicf.scalar import BYTES, Call, Const, Expr, Load, Var, evaluate, integer, variables, walk
 from aicf.schedule.cost import choose, should_fuse
 from aicf.schedule.problem import Problem
 from aicf.schedule.schedule import Schedule
@@ -115,17 +115,18 @@ def problem_of(found: Recognised, program: StreamProgram, threads: int, hints: M
         value_widths=tuple(number(found.extents[s.payload[0]]) for s in program.sums if s.payload),
         dtype=shared.dtype if shared is not None else "f32",
         exps=max(1, sum(1 for x in per_score if x.fn in EXPONENTIALS)),
-        score_loads=_score_loads(found, bodies),
+        score_loads=_loads(bodies, lambda v: {found.row, found.stream} <= v),
+        key_loads=_loads(bodies, lambda v: found.stream in v and found.row not in v),
         score_ops=float(max(0, sum(1 for x in per_score if x.fn not in EXPONENTIALS and x.dtype != "i64") - 2)),
         skipped=skipped, edges=edges, ended=min(edges, len(tiling(found, program, 32, 32).high)),
         states=max(1, len(program.bases) + sum(1 for s in program.sums if not s.payload)), threads=threads,
     )  # fmt: skip
 
 
-def _score_loads(found: Recognised, bodies: Iterable[Expr]) -> tuple[int, ...]:
-    """Bytes of the elements that are read at a place that depends on both row and key."""
+def _loads(bodies: Iterable[Expr], wanted: Callable[[frozenset[Var]], bool]) -> tuple[int, ...]:
+    """Bytes of the elements that are read at a place whose variables are `wanted`."""
     loads = dict.fromkeys(x for e in bodies for x in walk(e) if isinstance(x, Load))
-    return tuple(BYTES[x.dtype] for x in loads if {found.row, found.stream} <= set(variables(x)))
+    return tuple(BYTES[x.dtype] for x in loads if wanted(variables(x)))
 
 
 def _skipped(found: Recognised, program: StreamProgram, rows: int, keys: int, hints: dict[str, int]) -> tuple[float, int]:

@@ -234,6 +234,8 @@ def test_what_is_loaded_per_score_takes_memory_and_registers():
         without, with_bias = (gpu.use(replace(HALF, score_loads=x), t, 64, 32, 4, 2) for x in ((), (2,)))
         assert with_bias.shared == without.shared + 2 * 64 * 32
         assert with_bias.registers == without.registers + 64 * 32 // 128
+        numbered = gpu.use(replace(HALF, key_loads=(8,)), t, 64, 32, 4, 2)  # a 64-bit number for each of a thread's 8 keys
+        assert (numbered.shared, numbered.registers) == (without.shared, without.registers + 2 * 8)
         s = choose(HALF, t)
         assert estimate(replace(HALF, score_loads=(2,)), s, t) >= estimate(HALF, s, t)
 

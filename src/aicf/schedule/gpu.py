@@ -107,6 +107,8 @@ def use(p: Problem, t: GpuTarget, tile_m: int, tile_n: int, warps: int, stages: 
     # Between a second exponential (a soft cap's tanh) and the softmax's own another copy of the scores is alive; so is what is
     # loaded per score until the scores are there.
     registers += math.ceil(scores * ((p.exps > 1) + len(p.score_loads)))
+    # A thread has every fourth column of a product's tile, and holds what belongs to those keys.
+    registers += sum(tile_n // 4 * max(1, size // 4) for size in p.key_loads)
     if tensor_memory:
         # Accumulators live in tensor memory; scores pass through registers twice on the way there.
         registers += math.ceil(copy * scores)

@@ -16,7 +16,8 @@ class Problem:
     `groups`: items that share one K and V (GQA). `widths`: extents of the contractions that make scores, one per contraction;
     `value_widths`: widths of the accumulated values, empty when only row statistics are wanted. `dtype`: of the operands in
     memory. `exps` and `score_ops`: exponentials, and other operations per score beyond scale, maximum, subtraction and sum.
-    `score_loads`: bytes of each element that is loaded for every score (a mask or a bias that depends on row and key).
+    `score_loads`: bytes of each element that is loaded for every score (a mask or a bias that depends on row and key);
+    `key_loads`: of each that is loaded for every key (a document's number, a padding mask).
     `skipped`: share of the scores that lie in provably empty tiles, were the tiles small; `edges`: boundaries of that region
     that a row crosses (causal 1, sliding window 2, none 0); `ended`: how many of them end a row's keys, so that a block of rows
     leaves out what lies past its own end (causal 1, sliding window 1). `states`: scalars carried per row. `threads`: worker
@@ -33,6 +34,7 @@ class Problem:
     exps: int = 1
     score_ops: float = 0.0
     score_loads: tuple[int, ...] = ()
+    key_loads: tuple[int, ...] = ()
     skipped: float = 0.0
     edges: int = 0
     ended: int = 0
@@ -50,8 +52,8 @@ class Problem:
             raise ValueError(f"there are {self.edges} mask edges, there cannot be fewer than 0")
         if not 0 <= self.ended <= self.edges:
             raise ValueError(f"{self.ended} mask edges end a row, of {self.edges} there are")
-        if self.score_loads and min(self.score_loads) < 1:
-            raise ValueError(f"elements loaded per score have {self.score_loads} bytes, they must have at least 1")
+        if min((1, *self.score_loads, *self.key_loads)) < 1:
+            raise ValueError(f"elements that are loaded have {self.score_loads} and {self.key_loads} bytes, at least 1 is needed")
 
     @property
     def width(self) -> int:
