@@ -396,7 +396,7 @@ def vanishes(box: Box, g: Expr, fills: Fills) -> Expr:
         case Const():
             return const(g.value == 0, "bool")
         case Call(fn="mul", args=(a, b)):
-            return call("or", vanishes(box, a, fills), vanishes(box, b, fills))
+            return call("or", *(vanishes(box, x, fills) if _finite(box, y) else NO for x, y in ((a, b), (b, a))))
         case Call(fn="div", args=(a, _)):
             return vanishes(box, a, fills)
         case Call(fn=("neg" | "cast" | "abs" | "sqrt"), args=(a,)):
@@ -411,6 +411,13 @@ def vanishes(box: Box, g: Expr, fills: Fills) -> Expr:
             return masked(box, a, fills)
         case _:
             return NO
+
+
+def _finite(box: Box, factor: Expr) -> bool:
+    """Whether a factor beside one that vanishes may be taken for finite: not if it holds scores that the mask itself makes -inf
+    (`exp(s) * s` of an entropy is NaN there)."""
+    scores = any(isinstance(x, Var) and is_float(x.dtype) and not x.name.startswith("ref") for x in walk(factor))
+    return not scores or _infinite(box, factor) is NO
 
 
 def conditions(e: Expr, positions: frozenset[Var]) -> list[Expr]:

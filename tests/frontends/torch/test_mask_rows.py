@@ -284,3 +284,13 @@ def test_renormalised_after_a_mask_far_below_the_maximum(dtype: torch.dtype, sca
         return (p / p.sum(-1, keepdim=True)).to(v.dtype) @ v
 
     assert_streams(run, *tensors(dtype, scale))
+
+
+def test_an_entropy_over_what_a_minimum_hides_is_nan_as_in_the_source():
+    """0 times -inf: tiles that hide scores in this way are no empty ones."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        s = torch.minimum(q @ k.transpose(-2, -1), torch.where(torch.arange(M) < 20, INF, -INF))
+        return torch.cat([torch.softmax(s, -1) @ v, entropy(s)], -1)
+
+    assert_streams(run, *tensors(torch.float32))
