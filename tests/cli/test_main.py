@@ -128,3 +128,11 @@ def test_a_reader_that_leaves_early_is_no_error():
     command = f"{dump} | head -n 1 >/dev/null; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode == 0 and "BrokenPipe" not in done.stderr, done.stderr
+
+
+@needs_torch
+def test_strict_skips_no_tiles(capsys: pytest.CaptureFixture[str]):
+    argv = ["explain", f"{MODEL}:attention", *SHAPES, "--value", "causal=True"]
+    assert "assumed" in run(capsys, *argv)[1]
+    code, out, _ = run(capsys, *argv, "--strict")
+    assert code == 0 and "streamed" in out and "assumed" not in out

@@ -28,20 +28,20 @@ def run(options: Namespace) -> int:
     if not report.regions:
         say("no attention was found, so nothing is streamed (--require-streamed)")
     elif missed:
-        say(f"{len(missed)} of {len(report.regions)} regions are not streamed (--require-streamed)")
+        say(f"{len(missed)} of {len(report.regions)} {'is' if len(missed) == 1 else 'are'} not streamed (--require-streamed)")
     return OK if report.regions and not missed else NOT_STREAMED
 
 
 def make_report(options: Namespace) -> api.Report:
     """The report on options.function with the inputs that the options give."""
-    target = chosen(options.target)
+    backend = {"fuse": options.fuse, "target": chosen(options.target), "strict": options.strict}
     fn = load_callable(options.function)
     inputs = gather(options, fn, options.function)
     say(f"compiling {options.function} for {inputs}")
     began = time.perf_counter()
     try:
         with inference():
-            report = api.explained(fn, {"fuse": options.fuse, "target": target}, *inputs.args, **dict(inputs.kwargs))
+            report = api.explained(fn, backend, *inputs.args, **dict(inputs.kwargs))
     except Exception as e:
         path, _ = split(options.function)
         # Dynamo wraps the user's own mistakes in pages of advice; a dry run tells them plainly.

@@ -176,6 +176,9 @@ def _function(command: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto: stream where it is predicted to pay; always: wherever possible",
     )
+    command.add_argument(
+        "--strict", action="store_true", help="assume nothing of what a mask hides, as aicf.compile(..., strict=True) does"
+    )
 
 
 if __name__ == "__main__":
