@@ -66,6 +66,8 @@ class Options:
             raise ValueError(f'fuse={self.fuse!r}: it is "auto" (let the cost model decide) or "always"')
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads={self.threads}: give at least 1, or None for all cores")
+        if not isinstance(self.strict, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"strict={self.strict!r}: it is True or False")
 
 
 @dataclass
@@ -112,7 +114,7 @@ class RegionResult:
             return print_kernel(kernel)
         if isinstance(self.executable, DeviceExecutable) != (stage in GPU_STAGES):
             kind, own = ("GPU", GPU_STAGES) if isinstance(self.executable, DeviceExecutable) else ("CPU", CPU_STAGES)
-            other = "; name a GPU as the target (h100, mi300x, …) to see it" if kind == "CPU" else ""
+            other = "; name a GPU as the target (--target h100, mi300x, …) to see it" if kind == "CPU" else ""
             raise ValueError(f"the kernel is for a {kind}, so there is no {stage} of it (its stages are {', '.join(own)}){other}")
         if isinstance(self.executable, DeviceExecutable):
             return self.executable.dump(stage)

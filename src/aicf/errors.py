@@ -12,7 +12,8 @@ class NotStreamed(RuntimeError):
     def __init__(self, regions: Sequence[tuple[Any, str, str, str]], problem: str = "") -> None:
         self.regions = list(regions)
         self.problem = problem
-        lines = [f'{len(self.regions)} attention(s) do not stream, and require="streamed" was given:'] if self.regions else []
+        count = "1 attention does" if len(self.regions) == 1 else f"{len(self.regions)} attentions do"
+        lines = [f'{count} not stream, and require="streamed" was given:'] if self.regions else []
         for place, name, status, reason in self.regions:
             lines.append(f"  {name} ({place or 'unknown place'}) {status}: {reason}")
         if problem:

@@ -57,7 +57,7 @@ class Report:
             return "\n".join(print_graph(g.graph, locations=True) for g in self.graphs if g.graph is not None)
         streamed = [r for r in self.regions if r.status == "streamed"]
         if not streamed:
-            raise ValueError(f"nothing streams, so there is no {stage}: print the report to see why")
+            raise ValueError(f"nothing streams, so there is no {stage}: the report (aicf explain) says why")
         if len(streamed) == 1:
             return streamed[0].dump(stage)
         return "\n".join(f"; ---- {r.name}\n{r.dump(stage)}" for r in streamed)

@@ -310,8 +310,10 @@ def _no_products(made_of: list[Node]) -> str:
 
 def _mixing(c: Candidate) -> str:
     node = c.blocked[0]
+    # Frontends name a node after its op where they can: "matmul_1", which need not be said twice.
+    called = node.name if node.name.startswith(node.op) else f"{node.op} {node.name}"
     return (
-        f"the scores pass through {node.op} {node.name}, which sums over an axis of the score tensor itself (one row's scores "
+        f"the scores pass through {called}, which sums over an axis of the score tensor itself (one row's scores "
         "depend on other rows' or heads' scores), so a tile of them cannot be computed from a tile of keys"
     )
 
