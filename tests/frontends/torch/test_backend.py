@@ -138,6 +138,22 @@ def test_two_regions_with_equal_graphs_keep_apart_in_inductors_cache() -> None:
 # ---------------------------------------------------------------------------------- memory that is shared or changed
 
 
+def test_equal_graphs_under_other_options_keep_apart() -> None:
+    """What a mask hides is skipped by the one and not by the other, whichever was compiled last."""
+    q, k, v = qkv(m=160)
+    v[..., -3, 2] = float("nan")
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keep = torch.arange(k.shape[-2]) <= torch.arange(q.shape[-2])[:, None]
+        return torch.softmax((q @ k.transpose(-2, -1)).masked_fill(~keep, float("-inf")), -1) @ v
+
+    common: dict[str, Any] = {"fuse": "always", "rest": "eager", "schedule": {"tile_n": 32}}
+    strict, plain = (torch.compile(run, backend="aicf", options={**common, "strict": x}) for x in (True, False))
+    with torch.no_grad():
+        nan = [bool(f(q, k, v).isnan().any()) for f in (strict, plain, strict)]
+    assert nan == [True, False, True]
+
+
 def input_changed_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     out = attention(q, k, v)
     q.mul_(2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 
 from aicf.backends.triton.launch import interpreting
 from aicf.driver import RegionResult
+from aicf.kernel import print_kernel
 from aicf.runtime.device import DeviceExecutable
 from aicf.runtime.executable import ArrayRef, Executable
 from aicf.scalar import Const, DType, show, variables
@@ -58,12 +59,13 @@ def register(result: RegionResult, orders: Sequence[Order]) -> int:
         (_shape(node, names), TORCH_DTYPE[node.type.dtype], order) for node, order in zip(result.outputs, orders, strict=True)
     )
     entry = Entry(executable, tuple(names.index(n) for n in result.size_names), outputs)
-    handle = _content(result, orders)
+    handle = _content(result, executable, orders)
     _ENTRIES[handle] = entry
     return handle
 
 
-def _content(result: RegionResult, orders: Sequence[Order]) -> int:
+def _content(result: RegionResult, executable: Executable, orders: Sequence[Order]) -> int:
+    """A hash of all that decides what a call does: the meaning, and the kernel and machine that options have led to."""
     text = hashlib.sha256()
     for node in result.nodes:
         text.update(print_node(node).encode())
@@ -73,6 +75,9 @@ def _content(result: RegionResult, orders: Sequence[Order]) -> int:
     for node in (*result.inputs, *result.outputs):
         text.update(f"{node.name}: {node.type};".encode())
     text.update(f"{result.schedule!r} {result.size_names} {[*orders]}".encode())
+    text.update(print_kernel(replace(executable.kernel, header=())).encode())
+    if isinstance(executable, DeviceExecutable):
+        text.update(repr(executable.machine).encode())
     return int(text.hexdigest()[:15], 16)
 
 
