@@ -287,6 +287,12 @@ def test_scores_that_are_read_by_an_op_that_is_not_followed_must_exist() -> None
     assert "is also read by" in reason(best_keys, "q k v")
     assert "aten.topk" in reason(best_keys, "q k v")
 
+    def best_key(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        s = q @ k.mT  # of max the values are followed, the positions are not
+        return s.softmax(-1) @ v, s.max(-1).indices
+
+    assert "aten.max" in reason(best_key, "q k v")
+
 
 def test_scores_without_products_are_refused_in_words() -> None:
     def graph_attention(q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:

@@ -261,6 +261,7 @@ class _Reader:
         if isinstance(found, list) and isinstance(k, int) and found[k] is not None and source not in self.stale:
             self._bind(node, found[k])
         elif isinstance(node.meta.get("val"), torch.Tensor) and node.users:
+            self._read_outside(source)
             self._source(node, self.unread.get(source) or f"{op_name(source)}'s output {k} is not followed")
 
     def _read_op(self, node: torch.fx.Node, value: Any) -> Any:
