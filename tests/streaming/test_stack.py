@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
-from aicf.driver import ArrayRef, Options, compile_graph
+from aicf.driver import ArrayRef, Options, RegionResult, compile_graph
 from aicf.mcir.passes.streaming_lowering import semantics
 from aicf.scalar import show
-from aicf.semantic import Graph, GraphBuilder, Node, run_graph
+from aicf.semantic import Graph, GraphBuilder, Node
 from tests.contract import assert_contract
 
 
@@ -23,8 +25,13 @@ def decode(heads: int, shared: int, queries: int = 1, keys: int = 100) -> Graph:
     return b.output(b.op("matmul", b.op("softmax", s, axis=-1), repeated(v), name="o"))
 
 
+@cache
+def compiled(graph: Graph) -> RegionResult:
+    return compile_graph(graph, Options(fuse="always")).regions[0]
+
+
 def run(graph: Graph, values: list[np.ndarray]) -> np.ndarray:
-    result = compile_graph(graph, Options(fuse="always")).regions[0]
+    result = compiled(graph)
     assert result.executable is not None
     out = np.empty((*values[0].shape[:-1], 64), np.float32)
     refs = [ArrayRef(a.ctypes.data, a.shape, tuple(s // 4 for s in a.strides)) for a in (*values, out)]
@@ -33,12 +40,25 @@ def run(graph: Graph, values: list[np.ndarray]) -> np.ndarray:
 
 
 def check(graph: Graph, heads: int, shared: int, queries: int) -> None:
-    rng = np.random.default_rng(0)
-    values = [rng.standard_normal((2, h, m, 64)).astype(np.float32) for h, m in ((heads, queries), (shared, 100), (shared, 100))]
-    wide = [v.astype(np.float64).repeat(heads // v.shape[1], 1) for v in values]
-    s = wide[0] @ wide[1].swapaxes(-1, -2) * 0.125
+    """By the numeric contract, over several draws: few rows have few errors, and their largest is a matter of chance."""
+    ours: list[np.ndarray] = []
+    unfused: list[np.ndarray] = []
+    exact: list[np.ndarray] = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        shapes = ((heads, queries), (shared, 100), (shared, 100))
+        values = [rng.standard_normal((2, h, m, 64)).astype(np.float32) for h, m in shapes]
+        ours.append(run(graph, values))
+        for made, dtype in ((unfused, np.float32), (exact, np.float64)):
+            made.append(written_out([v.astype(dtype).repeat(heads // v.shape[1], 1) for v in values]))
+    assert_contract(np.stack(ours), np.stack(unfused), np.stack(exact), "f32")
+
+
+def written_out(values: list[np.ndarray]) -> np.ndarray:
+    q, k, v = values
+    s = q @ k.swapaxes(-1, -2) * q.dtype.type(0.125)
     p = np.exp(s - s.max(-1, keepdims=True))
-    assert_contract(run(graph, values), run_graph(graph, values)[0], p / p.sum(-1, keepdims=True) @ wide[2], "f32")
+    return p / p.sum(-1, keepdims=True) @ v
 
 
 def test_heads_of_a_group_become_rows() -> None:
