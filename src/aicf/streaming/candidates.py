@@ -7,8 +7,9 @@ with.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from aicf.scalar import Const, Expr, Var, variables
 from aicf.semantic import Node
@@ -16,6 +17,7 @@ from aicf.semantic.ops import At
 from aicf.semantic.types import is_one
 from aicf.streaming.pull import output_index, step
 
+T = TypeVar("T")
 CONTRACTIONS = ("matmul", "einsum")
 CREATED = ("scalar", "iota")
 SOFTMAXES = ("softmax", "log_softmax", "logsumexp")
@@ -121,17 +123,14 @@ def without_products(node: Node) -> list[Node] | None:
 
 def _read(node: Node, at: At) -> list[tuple[Node, At]]:
     """`node` and what its element at `at` is made of, with the indices, as far as the next contraction."""
-    found: dict[tuple[Node, At], None] = {}
-    stack = [(node, at)]
-    while stack:
-        key = stack.pop()
-        if key in found:
-            continue
-        found[key] = None
+
+    def onward(key: tuple[Node, At]) -> list[tuple[Node, At]]:
         here = step(*key, {})
-        if here is not None and contraction(*key, {}) is None:
-            stack += [(key[0].inputs[k], own) for k, own in here.accesses]
-    return list(found)
+        if here is None or contraction(*key, {}) is not None:
+            return []
+        return [(key[0].inputs[k], own) for k, own in here.accesses]
+
+    return _reached([(node, at)], onward)
 
 
 def single_key(node: Node) -> bool:
@@ -142,17 +141,21 @@ def single_key(node: Node) -> bool:
     return any(n.op in CONTRACTIONS for softmax in found for n in _through(softmax.inputs))
 
 
-def _through(nodes: Sequence[Node]) -> set[Node]:
+def _through(nodes: Sequence[Node]) -> list[Node]:
     """`nodes` and what they are made of, as far as the next contraction or softmax."""
-    found: set[Node] = set()
-    stack = list(nodes)
+    return _reached(nodes, lambda n: () if n.op in (*CONTRACTIONS, *SOFTMAXES) else n.inputs)
+
+
+def _reached(sources: Iterable[T], onward: Callable[[T], Iterable[T]]) -> list[T]:
+    """`sources` and all that `onward` leads to from them, each once."""
+    found: dict[T, None] = {}
+    stack = list(sources)
     while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            if node.op not in (*CONTRACTIONS, *SOFTMAXES):
-                stack += node.inputs
-    return found
+        x = stack.pop()
+        if x not in found:
+            found[x] = None
+            stack += onward(x)
+    return list(found)
 
 
 def two_axis(at: At, stream: Collection[Var], rows: frozenset[Var]) -> bool:
@@ -193,19 +196,7 @@ def _walk(c: Candidate, node: Node, at: At, seen: set[tuple[Node, At]]) -> None:
             if two_axis(own, (c.stream,), c.rows):
                 stack.append((source, own))
                 users.setdefault(source, []).append(node)
-    c.softmax_like = whole or any(n.op in EXPONENTIALS for n in _after([*c.atoms, *c.blocked], users))
-
-
-def _after(sources: list[Node], users: dict[Node, list[Node]]) -> set[Node]:
-    """`sources` and everything that depends on them."""
-    found: set[Node] = set()
-    stack = list(sources)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += users.get(node, [])
-    return found
+    c.softmax_like = whole or any(n.op in EXPONENTIALS for n in _reached([*c.atoms, *c.blocked], lambda n: users.get(n, ())))
 
 
 def pure(nodes: list[Node]) -> set[Node]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aicf.scalar import DType, Expr, Load, evaluate, is_int, numpy_dtype
+from aicf.scalar import DType, Load, evaluate, is_int, numpy_dtype
 from aicf.streaming.stream_program import Base, StreamProgram, Sum
 
 State = dict[str, Any]
@@ -156,8 +156,3 @@ def slice_env(p: StreamProgram, env: Env, lo: int, hi: int) -> dict[str, Any]:
     """`env` for the elements `lo <= j < hi`."""
     streamed = {p.stream.name, *(a.name for a in p.atoms)}
     return {k: v[lo:hi] if k in streamed else v for k, v in env.items()}
-
-
-def value_of(e: Expr, env: Env, tensors: Env | None = None) -> Any:
-    """`e` in float64."""
-    return evaluate(e, env, tensors, double=True)
