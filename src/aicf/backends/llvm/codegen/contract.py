@@ -257,6 +257,11 @@ def micro_kernel(module: Module, m: Micro) -> str:
     # Few rows leave registers free: several partial sums hide the latency of the multiply-adds, and round less.
     chains = next(n for n in (4, 2, 1) if n * len(tiles) <= max(12, module.registers - 8) or n == 1)
     zeros = ["zeroinitializer"] * (len(tiles) * chains)
+    if m.start != "zero":
+        # The old values are wanted at the end, when they have had the time of all the products to come from a farther cache.
+        module.declare("llvm.prefetch.p0", "void (ptr, i32 immarg, i32 immarg, i32 immarg)")
+        for r in range(m.rows):
+            fn.do(f"call void @llvm.prefetch.p0(ptr {c_pointer(r, 0)}, i32 1, i32 3, i32 1)")
     if m.steps is None:
         rounds: I64 = fn.op(f"lshr i64 %n, {unroll.bit_length() - 1}")
         rest: I64 = fn.op(f"and i64 %n, {unroll - 1}")

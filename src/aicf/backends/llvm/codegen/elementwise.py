@@ -12,6 +12,7 @@ the next group only.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aicf.backends.llvm.codegen.expressions import Evaluator, combined, largest, smallest
@@ -29,7 +30,7 @@ _UNROLL = 16
 # Vectors that are computed side by side.
 _TOGETHER = 4
 
-Partial = dict[int, list[str]]
+Partials = dict[int, "Partial"]
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ class _Walk:
         return -(-length // shape.chunk), shape.lanes // self.scope.target.lanes
 
     def row(self, where: dict[str, Index]) -> None:
-        partial: Partial = {}
+        partial: Partials = {}
         if self.group.vector is None:
             self.step(where, [Slot(0, 0)], None, partial)
             self.finish(where, partial)
@@ -222,45 +223,50 @@ class _Walk:
                 start = at.literal(identity(s.op, reduced_dtype(s)), reduced_dtype(s), True)
                 self.fn.do(f"store {kind} {start}, ptr {kinds[i][0]}")
         valid = self.scope.views[self.group.vector].valid
+        at = Point(self.scope, where, self.group.vector, Slot(0, 0), self.tiles).evaluator()
         with self.fn.loop(0, self.fn.ceil_div(valid, self.scope.plan.shapes[self.group.vector].chunk)) as block:
-            inside: Partial = {}
+            inside: Partials = {}
             self.step(where, [Slot(block, w) for w in range(words)], self.group.vector, inside)
-            at = Point(self.scope, where, self.group.vector, Slot(0, 0), self.tiles).evaluator()
             for i, parts in inside.items():
                 s = self.group.body[i]
                 assert isinstance(s, Reduce)
                 slot, kind = kinds[i]
                 total = self.fn.op(f"load {kind}, ptr {slot}")
-                for text in parts:
-                    total = combined(at, _combine(s.op), reduced_dtype(s), total, text, True)
+                total = combined(at, _combine(s.op), reduced_dtype(s), total, parts.vector(at), True)
                 self.fn.do(f"store {kind} {total}, ptr {slot}")
         for i, (slot, kind) in kinds.items():
-            partial[i] = [self.fn.op(f"load {kind}, ptr {slot}")]
+            s = self.group.body[i]
+            assert isinstance(s, Reduce)
+            partial[i] = Partial(s.op, reduced_dtype(s))
+            partial[i].add(at, [self.fn.op(f"load {kind}, ptr {slot}")])
         self.finish(where, partial)
 
-    def step(self, where: dict[str, Index], slots: list[Slot], axis: str | None, partial: Partial) -> None:
+    def step(self, where: dict[str, Index], slots: list[Slot], axis: str | None, partial: Partials) -> None:
         """All statements of the group for some vectors of a row; the vectors to reduce are left in `partial`."""
         points = [Point(self.scope, where, axis, slot, self.tiles) for slot in slots]
         together = next(k for k in (_TOGETHER, 2, 1) if len(points) % k == 0)
         bundles = [Points(points[k : k + together]) for k in range(0, len(points), together)]
-        for i, s in enumerate(self.group.body):
-            uniform: dict[Expr, Value] = {}
-            for bundle in bundles:
+        uniform: list[dict[Expr, Value]] = [{} for _ in self.group.body]
+        for number, bundle in enumerate(bundles):
+            if number:
+                self.fn.barrier()
+            for i, s in enumerate(self.group.body):
                 at = bundle.evaluator()
-                at.memo.update(uniform)
+                at.memo.update(uniform[i])
                 if isinstance(s, Reduce):
                     dtype = reduced_dtype(s)
                     value = at.convert(at.value(s.expr), dtype)
                     if axis is not None:
                         value = self._existing(at, bundle, at.widen(value), s)
-                    partial.setdefault(i, []).extend(v.text for v in bundle.split(value))
+                    texts = [v.text for v in bundle.split(value)]
+                    partial.setdefault(i, Partial(s.op, dtype)).add(bundle.points[0].evaluator(), texts, axis is not None)
                 else:
                     value = at.convert(at.value(expression(s)), s.tile.dtype, expression(s))
                     if axis is not None and axis in s.tile.axes:
                         value = at.widen(value)
                     for point, part in zip(bundle.points, bundle.split(value), strict=True):
                         self._write(s.tile, part, point)
-                uniform = {e: v for e, v in at.memo.items() if not v.vector}
+                uniform[i] = {e: v for e, v in at.memo.items() if not v.vector}
 
     def _existing(self, at: Evaluator, bundle: Points, v: Value, s: Reduce) -> Value:
         mask = bundle.mask()
@@ -279,7 +285,7 @@ class _Walk:
 
     # ---------------------------------------------------------------- reductions
 
-    def finish(self, where: dict[str, Index], partial: Partial) -> None:
+    def finish(self, where: dict[str, Index], partial: Partials) -> None:
         """Fold the vectors of each Reduce into a number and store it."""
         for i, parts in partial.items():
             s = self.group.body[i]
@@ -290,11 +296,9 @@ class _Walk:
             if i in self.rows:
                 slots, kind = self.rows[i]
                 (axis,) = self.group.outer[-1:]
-                self.fn.do(
-                    f"store {kind} {gathered(at, s.op, dtype, parts)}, ptr {self.fn.pointer(slots, where[axis].lane, kind)}"
-                )
+                self.fn.do(f"store {kind} {parts.vector(at)}, ptr {self.fn.pointer(slots, where[axis].lane, kind)}")
                 continue
-            total = fold(at, s.op, dtype, parts, self.group.vector is not None)
+            total = parts.number(at, self.group.vector is not None)
             if s.accumulate:
                 old = at.convert(point.tile(s.tile), dtype)
                 total = combined(at, _combine(s.op), dtype, old.text, total, False)
@@ -376,21 +380,47 @@ def _combine(op: str) -> str:
     return "add" if op == "sum" else op
 
 
-def gathered(at: Evaluator, op: str, dtype: DType, parts: list[str]) -> str:
-    """One vector from several, lane by lane, pairwise. A lane with a NaN in it is NaN."""
-    how = _combine(op)
-    fn, m = at.fn, at.maths(dtype, True)
+@dataclass
+class Partial:
+    """What is left to fold of a reduction: one vector, and for maxima the lanes in which a NaN was seen, which the hardware's
+    maximum may lose."""
+
+    op: str
+    dtype: DType
+    total: str | None = None
     nan: str | None = None
-    if how in ("max", "min"):
-        # The hardware's maximum may lose a NaN: they are looked for on the side, two vectors at a time.
-        tests = [m.compare("uno", a, b) for a, b in zip(parts[::2], [*parts[1::2], *parts[-1:]][: len(parts[::2])], strict=True)]
-        nan = tests[0]
-        for test in tests[1:]:
-            nan = fn.op(f"or {m.bools} {nan}, {test}")
+
+    def add(self, at: Evaluator, parts: list[str], vector: bool = True) -> None:
+        """Join vectors (or numbers), pairwise first."""
+        how, m = _combine(self.op), at.maths(self.dtype, vector)
+        if how in ("max", "min") and is_float(self.dtype):
+            # Two vectors at a time.
+            pairs = zip(parts[::2], [*parts[1::2], *parts[-1:]][: len(parts[::2])], strict=True)
+            tests = [m.compare("uno", a, b) for a, b in pairs] + ([self.nan] if self.nan else [])
+            self.nan = _pairwise(tests, lambda a, b: at.fn.op(f"or {m.bools} {a}, {b}"))
+        if self.total is not None:
+            parts = [_pairwise(parts, lambda a, b: _fast(at, how, self.dtype, a, b, vector)), self.total]
+        self.total = _pairwise(parts, lambda a, b: _fast(at, how, self.dtype, a, b, vector))
+
+    def vector(self, at: Evaluator) -> str:
+        """The vector, with NaN where one was seen."""
+        assert self.total is not None
+        if self.nan is None:
+            return self.total
+        m = at.maths(self.dtype, True)
+        return m.select(self.nan, m.splat(math.nan), self.total)
+
+    def number(self, at: Evaluator, vector: bool) -> str:
+        """One number: the lanes folded. NaN wins in max and min."""
+        assert self.total is not None
+        return fold(at, self.op, self.dtype, self.vector(at)) if vector else self.total
+
+
+def _pairwise(parts: list[str], join: Callable[[str, str], str]) -> str:
     while len(parts) > 1:
-        paired = [_fast(at, how, dtype, a, b, True) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+        paired = [join(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
         parts = paired + parts[len(paired) * 2 :]
-    return parts[0] if nan is None else m.select(nan, m.splat(math.nan), parts[0])
+    return parts[0]
 
 
 def folded_rows(at: Evaluator, op: str, dtype: DType, rows: list[str]) -> str:
@@ -431,27 +461,17 @@ def _exchange(lanes: int, distance: int) -> tuple[list[int], list[int]]:
     return low, high
 
 
-def fold(at: Evaluator, op: str, dtype: DType, parts: list[str], vector: bool) -> str:
-    """One number from vectors (or scalars): pairwise across vectors, then across lanes. NaN wins in max and min."""
+def fold(at: Evaluator, op: str, dtype: DType, total: str) -> str:
+    """One number from a vector: across its lanes. NaN wins in max and min."""
     how = _combine(op)
-    if not vector:
-        (total,) = parts
-        return total
     fn, lanes = at.fn, at.lanes
     nan: str | None = None
     if how in ("max", "min") and is_float(dtype):
-        # The hardware's maximum may lose a NaN: look for one on the side, two vectors at a time.
+        # The hardware's maximum may lose a NaN: look for one on the side.
         m = at.maths(dtype, True)
-        tests = [m.compare("uno", a, b) for a, b in zip(parts[::2], [*parts[1::2], *parts[-1:]][: len(parts[::2])], strict=True)]
-        while len(tests) > 1:
-            paired = [fn.op(f"or {m.bools} {a}, {b}") for a, b in zip(tests[::2], tests[1::2], strict=False)]
-            tests = paired + tests[len(paired) * 2 :]
-        bits = fn.op(f"bitcast {m.bools} {tests[0]} to i{lanes}")
+        bits = fn.op(f"bitcast {m.bools} {m.compare('uno', total, total)} to i{lanes}")
         nan = fn.op(f"icmp ne i{lanes} {bits}, 0")
-    while len(parts) > 1:
-        paired = [_fast(at, how, dtype, a, b, True) for a, b in zip(parts[::2], parts[1::2], strict=False)]
-        parts = paired + parts[len(paired) * 2 :]
-    total, width = parts[0], lanes
+    width = lanes
     kind = at.type(dtype, False)
     while width > 1:
         width //= 2

@@ -35,6 +35,8 @@ class Evaluator:
         self.read = read
         # A cheaper way to compare positions, where there is one.
         self.compare: Callable[[Call, Evaluator], Value | None] | None = None
+        # Expressions that are known to be at most zero, or NaN.
+        self.at_most_zero: frozenset[Expr] = frozenset()
         self.memo: dict[Expr, Value] = {}
         self._wide: dict[Value, Value] = {}
 
@@ -274,6 +276,8 @@ class Evaluator:
                 return m.maximum(x[0], x[1])
             case "min":
                 return m.minimum(x[0], x[1])
+            case "exp" if e.args[0] in self.at_most_zero:
+                return m.decay(x[0])
             case "exp" | "exp2" | "log" | "log2" | "sigmoid" | "tanh" | "softplus" | "sign":
                 return getattr(m, e.fn)(x[0])
             case "expm1" | "log1p" | "erf" | "sin" | "cos":

@@ -7,12 +7,15 @@ Polynomial coefficients are minimax fits (Lawson iteration on Chebyshev nodes) m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from aicf.backends.llvm.codegen.text import Function, Module, float_text
 
 # exp(r) = 1 + r + r² q(r), coefficients of q, on |r| <= ln2/2, relative error 3e-9.
 _EXP = (0.49999993431891215, 0.16666520396770734, 0.041668390831316446, 0.008368745320051954, 0.0013814537893664571)
+# The same polynomial for 2^r, |r| <= 1/2.
+_EXP2 = tuple(c * math.log(2) ** k for k, c in enumerate((1.0, 1.0, *_EXP)))
 # log(1+f) = f - f²/2 + f³ p(f) on [sqrt(1/2)-1, sqrt(2)-1].
 _LOG = (
     0.33333310438441316, -0.24999986625689788, 0.2000222670357344, -0.16669249462796984, 0.14218655431568586,
@@ -135,6 +138,19 @@ class Maths:
         r = self.fma(n, self.splat(-_LN2_LOW), r)
         return self._scaled(r, shifted)
 
+    def decay(self, x: str) -> str:
+        """exp(x) of x <= 0: the weight of a number below the maximum.
+
+        The reduced argument is x log2(e) - n with log2(e) as one f32, off by 1.3e-8 |x|; times e^x that is below 5e-9 of the
+        largest weight.
+        """
+        if self.element == "double":
+            return self.library("exp", x)
+        x = self.at_least(-87.5, x)
+        log2e = self.splat(_LOG2E)
+        shifted, n = self._rounded(lambda magic: self.fma(x, log2e, magic))
+        return self._scaled(self.fma(x, log2e, self.neg(n)), shifted, _EXP2)
+
     def exp2(self, x: str) -> str:
         if self.element == "double":
             return self.library("exp2", x)
@@ -149,9 +165,9 @@ class Maths:
         shifted = add(magic)
         return shifted, self.sub(shifted, magic)
 
-    def _scaled(self, r: str, shifted: str) -> str:
+    def _scaled(self, r: str, shifted: str, coefficients: Sequence[float] = (1.0, 1.0, *_EXP)) -> str:
         """exp(r) * 2^n as 2 exp(r) * 2^(n-1): so n = 128 overflows by the product only, and n = -126 gives 0."""
-        twice = self.polynomial(r, (2.0, 2.0, *(2 * c for c in _EXP)))
+        twice = self.polynomial(r, [2 * c for c in coefficients])
         scale = self.from_bits(self.int_op("shl", self.to_bits(shifted), self.splat_int(23)))
         return self.mul(twice, scale)
 

@@ -17,6 +17,7 @@ from aicf.backends.llvm.codegen.elementwise import fold, identity
 from aicf.backends.llvm.codegen.expressions import combined
 from aicf.backends.llvm.codegen.layout import Plan, plan, tiles_of
 from aicf.backends.llvm.codegen.loops import emit_body, number, scalar_point
+from aicf.backends.llvm.codegen.maxima import at_most_zero, fold_scales
 from aicf.backends.llvm.codegen.points import Point, Slot, to_stored
 from aicf.backends.llvm.codegen.scope import Scope, TensorRef, View
 from aicf.backends.llvm.codegen.target import Target
@@ -73,6 +74,7 @@ def plans(kernel: Kernel, target: Target) -> list[tuple[Kernel, Plan]]:
             raise ValueError(
                 f"kernel {kernel.name}: {type(s).__name__} outside of parallel; only parallel statements stand at the top"
             )
+    kernel = fold_scales(kernel)
     alone = [replace(kernel, body=())] * len(kernel.summaries) + [replace(kernel, body=(s,)) for s in kernel.body]
     return [(k, plan(k, target)) for k in alone]
 
@@ -89,7 +91,10 @@ def emit_module(kernel: Kernel, target: Target) -> str:
     """
     module = Module(target.lanes, target.registers)
     names = worker_names(kernel)
-    for name, what, (alone, layout) in zip(names, (*kernel.summaries, *kernel.body), plans(kernel, target), strict=True):
+    for name, (alone, layout), summary in zip(
+        names, plans(kernel, target), (*kernel.summaries, *[None] * len(kernel.body)), strict=True
+    ):
+        what = summary or alone.body[0]
         assert isinstance(what, Summary | Parallel)
         loops = what.loops if isinstance(what, Parallel) else _summary_loops(kernel, what)
         _worker(module, name, alone, target, layout, tiles_of(alone), loops, what)
@@ -180,7 +185,7 @@ def _arguments(fn: Function, kernel: Kernel, target: Target, layout: Plan, buffe
         strides: list[I64] = [1 if d == t.unit else word(where.strides[t.name, d]) for d in range(len(t.shape))]
         tensors[t.name] = TensorRef(base, tuple(strides), t.dtype, t.unit, t.shape)
     wild = {s.name for s in kernel.scalars} | {t.name for s in statements(kernel.body) for t in (written(s),) if t is not None}
-    return Scope(fn, kernel, layout, target, buffer, values, {}, tensors, frozenset(wild))
+    return Scope(fn, kernel, layout, target, buffer, values, {}, tensors, frozenset(wild), at_most_zero(kernel.body))
 
 
 def _views(kernel: Kernel, scope: Scope, tiles: dict[str, Tile], s: Parallel) -> Scope:
@@ -220,7 +225,7 @@ def _summary(s: Summary, scope: Scope, tiles: dict[str, Tile], tile: I64) -> Non
                 text = fn.op(f"select <{at.lanes} x i1> {mask}, {kind} {text}, {kind} {neutral}")
             old = fn.op(f"load {kind}, ptr {total}")
             fn.do(f"store {kind} {combined(inside, s.op, dtype, old, text, True)}, ptr {total}")
-    result = fold(at, s.op, dtype, [fn.op(f"load {kind}, ptr {total}")], True)
+    result = fold(at, s.op, dtype, fn.op(f"load {kind}, ptr {total}"))
     offset: I64 = fn.mul(tile, tensor.strides[-1])
     for loop, stride in zip(s.outer, tensor.strides, strict=False):
         offset = fn.add(offset, fn.mul(at.i64(loop.var), stride))

@@ -37,7 +37,9 @@ class Point:
     _mask: str | bool | None = False
 
     def evaluator(self) -> Evaluator:
-        return Evaluator(self.scope.fn, self.lookup, self.load, self.scope.unbounded)
+        made = Evaluator(self.scope.fn, self.lookup, self.load, self.scope.unbounded)
+        made.at_most_zero = self.scope.at_most_zero
+        return made
 
     # ---------------------------------------------------------------- lanes
 
@@ -271,6 +273,7 @@ class Points:
         lanes = scope.target.lanes * len(self.points)
         made = Evaluator(scope.fn, self.lookup, self.load, scope.unbounded, lanes)
         made.compare = self.compare
+        made.at_most_zero = scope.at_most_zero
         return made
 
     def lookup(self, v: Var) -> Value:

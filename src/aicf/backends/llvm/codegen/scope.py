@@ -42,8 +42,9 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class Scope:
-    """Names in force. Immutable: an inner scope is a changed copy. `streamed` is the axis of the innermost stream, `ahead` that
-    of the rows that are worked on block by block, and the rows of a block."""
+    """Names in force. Immutable: an inner scope is a changed copy. `at_most_zero` are differences of which that is known,
+    `streamed` is the axis of the innermost stream, `ahead` that of the rows that are worked on block by block, and the rows of
+    a block."""
 
     fn: Function
     kernel: Kernel
@@ -54,6 +55,7 @@ class Scope:
     views: dict[str, View]
     tensors: dict[str, TensorRef]
     unbounded: frozenset[str] = field(default=frozenset())
+    at_most_zero: frozenset[Expr] = field(default=frozenset())
     streamed: str | None = None
     ahead: tuple[str, int] | None = None
 

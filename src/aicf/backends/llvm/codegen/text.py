@@ -146,6 +146,11 @@ class Function:
 
     # ---------------------------------------------------------------- control
 
+    def barrier(self) -> None:
+        """Keep what is before from being mixed with what is after. It is no instruction, but an order for the code generator,
+        which else starts all independent vectors at once and has no registers left for them."""
+        self.do('fence syncscope("singlethread") acq_rel')
+
     @contextmanager
     def loop(self, start: I64, stop: I64, step: I64 = 1) -> Iterator[I64]:
         """for iv in range(start, stop, step); a single known iteration is not a loop."""
