@@ -16,9 +16,9 @@ from aicf.schedule.problem import Problem
 from aicf.schedule.schedule import Schedule
 from aicf.schedule.target import CpuTarget
 
-# Cycles for one vector of scores: exp is a range reduction (3), a polynomial of degree 6 (6), an exponent insert (2) and
-# selections for the special values (4), two started per cycle, but each chain waits on its latency.
-EXP_CYCLES = 12.0
+# Cycles for one vector of scores: exp is a range reduction (3), a polynomial of degree 6 (6), an exponent insert (2) and a
+# selection for the special values (1), two started per cycle, but each chain waits on its latency.
+EXP_CYCLES = 8.0
 OP_CYCLES = 0.5  # another operation on a vector, two started per cycle
 BASE_OPS = 4  # scale, maximum, subtract, sum
 ROW_CYCLES = 12.0  # per row and key tile: its share of two transposing reductions, and of the rescale factors
@@ -29,11 +29,12 @@ BLOCK_CYCLES = 60.0  # per block and key tile: loops, addresses, the edges of th
 TILE_CYCLES = 150.0  # per key tile: which phase, loop set-up
 COPY_CYCLES = 1.0  # per vector copied (or converted) into the packed tile
 TRANSPOSE_CYCLES = 2.5  # per vector transposed into it
+LINE_CYCLES = 4.0  # per line of K and V read again: asking for it ahead, and what is left of its way from a farther cache
 L2_BYTES = 32.0  # per cycle, from L2 to L1
 # Bytes on their way to a core at a time: 48 lines that an L2 cache keeps asked for. What a block of rows asks for beyond them,
 # of the next tile, is waited for.
 IN_FLIGHT = 48 * 64
-CACHE_SHARE = 0.6  # of a cache that tiles may fill: the rest is for streams, stacks and other data
+CACHE_SHARE = 0.75  # of a cache that tiles may fill: the rest is for streams, stacks and other data
 PANEL_SHARE = 0.75  # of L1
 DRAM_CORES = 4  # cores that together saturate the memory
 CALL_SECONDS = 10e-6  # calling a compiled kernel, waking its threads
@@ -209,7 +210,7 @@ def estimate(p: Problem, s: Schedule, t: CpuTarget) -> float:
     hidden = turns * math.ceil(blocks / tiles) * IN_FLIGHT
     dram = 1 / p.groups / _dram_rate(p, t) + (1 - 1 / p.groups) / rate
     first = pack + max(0.0, operands - hidden) * dram
-    again = pack + max(0.0, operands - hidden) / rate
+    again = pack + operands / 64 * LINE_CYCLES + max(0.0, operands - hidden) / rate
     passes = tiles - 1 if s.order == "q_major" else 0
     item = max(item + share * (first + passes * again), share * operands * (dram + passes / rate))
     if s.order == "kv_major" and turns > 1:
