@@ -80,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--levels", default=",".join(LEVELS))
     parser.add_argument("--set", action="append", default=[], metavar="CHOICE=OPTION", help="override a choice by option number")
     parser.add_argument("--seconds", type=float, default=0, help="stop drawing after so long")
+    parser.add_argument("--reduce", type=int, default=FOUND, help="reduce so many of the failures at most")
     parser.add_argument(
         "--show", action="store_true", help="print the program of --seed and its outcome, and reduce it if it fails"
     )
@@ -90,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
         torch.set_num_threads(1)
         overrides = {k: int(v) for k, _, v in (x.partition("=") for x in a.set)}
         return _show(a.seed, overrides, levels)
-    return _many(a.seed, a.count, a.jobs, levels, a.seconds)
+    return _many(a.seed, a.count, a.jobs, levels, a.seconds, a.reduce)
 
 
 def _show(seed: int, overrides: Mapping[str, int], levels: tuple[str, ...]) -> int:
@@ -106,7 +107,7 @@ def _show(seed: int, overrides: Mapping[str, int], levels: tuple[str, ...]) -> i
     return 1
 
 
-def _many(seed: int, count: int, jobs: int, levels: tuple[str, ...], seconds: float) -> int:
+def _many(seed: int, count: int, jobs: int, levels: tuple[str, ...], seconds: float, found: int) -> int:
     chunk = SHARED
     starts = range(seed, seed + count, chunk)
     work = [(list(range(s, min(s + chunk, seed + count))), levels) for s in starts]
@@ -121,8 +122,8 @@ def _many(seed: int, count: int, jobs: int, levels: tuple[str, ...], seconds: fl
     os.environ.setdefault("AICF_CACHE_DIR", "")
     context = multiprocessing.get_context("spawn")
     with context.Pool(jobs, maxtasksperchild=40) as pool:
-        for results, made, found in pool.imap_unordered(_worker, work):
-            compiled, loaded = compiled + made, loaded + found
+        for results, made, kept in pool.imap_unordered(_worker, work):
+            compiled, loaded = compiled + made, loaded + kept
             for s, out, text, whole in results:
                 done += 1
                 texts.add(text)
@@ -144,13 +145,14 @@ def _many(seed: int, count: int, jobs: int, levels: tuple[str, ...], seconds: fl
                 break
     print(
         f"\nseeds {seed} to {seed + count - 1}: {done} programs, {len(wholes)} different in more than data, {len(texts)} texts, "
-        f"{time.time() - started:.0f} s"
+        f"{time.time() - started:.0f} s",
+        flush=True,
     )
     print("ran:", ", ".join(f"{level} {ran[level]}" for level in levels), f"; kernels compiled {compiled}, loaded {loaded}")
     print("regions:", ", ".join(f"{name} {n}" for name, n in statuses.most_common()))
     for reason, seeds in sorted(reasons.items(), key=lambda t: -len(t[1]))[:15]:
         print(f"  {len(seeds)} x {reason} (seed {seeds[0]})")
-    _report(failures)
+    _report(failures, found)
     return 1 if failures else 0
 
 
@@ -158,11 +160,11 @@ def _kind(reason: str) -> str:
     return " ".join(w for w in reason.split() if not any(c.isdigit() for c in w))[:110]
 
 
-def _report(failures: list[tuple[int, tuple[str, str]]]) -> None:
+def _report(failures: list[tuple[int, tuple[str, str]]], most: int) -> None:
     torch.set_num_threads(1)
     shown: set[int] = set()
     for s, failed in failures:
-        if s // SHARED in shown or len(shown) >= FOUND:
+        if s // SHARED in shown or len(shown) >= most:
             continue
         shown.add(s // SHARED)
         overrides = smallest(s, failed)
