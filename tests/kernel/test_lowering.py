@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from aicf.kernel import Kernel, allocate, run_kernel, verify_kernel
@@ -23,7 +23,8 @@ BATCH, HEADS, WIDTH, VALUES = 1, 2, 8, 12
 
 
 def graph(n: int, m: int, mask: str, dtype: DType = "f32") -> Graph:
-    """softmax(mask(q k^T 0.35)) v; `shifted` masks leave the first five rows without a key."""
+    """softmax(mask(q k^T 0.35)) v; `shifted` masks leave the first five rows without a key; `cut` ends the keys inside a tile
+    by a condition that holds nowhere for sure, beside one that does."""
     b = GraphBuilder()
     q = b.input("q", dtype, (BATCH, HEADS, n, WIDTH))
     k = b.input("k", dtype, (BATCH, HEADS, m, WIDTH))
@@ -31,9 +32,12 @@ def graph(n: int, m: int, mask: str, dtype: DType = "f32") -> Graph:
     s = b.op("mul", b.einsum(("bhid", "bhjd"), "bhij", q, k), 0.35)
     if mask != "none":
         i, j = b.reshape(b.iota(n), (n, 1)), b.reshape(b.iota(m), (1, m))
-        kept = b.op("le", j, b.op("sub", i, 5) if mask.startswith("shifted") else i)
+        kept = b.op("le", j, b.op("sub", i, {"shifted": 5, "cut": -40}.get(mask.split()[0], 0)))
         fill = -1e4 if mask.endswith("finite") else -np.inf
         s = b.op("where", kept, s, b.constant(fill, dtype))
+        if mask == "cut":
+            noise = b.op("gt", b.input("t", dtype, (n, m)), -0.5)
+            s = b.op("where", b.op("and", noise, b.op("lt", j, 19)), s, b.constant(fill, dtype))
     p = b.op("exp", b.op("sub", s, b.reduce("max", s, (3,), True)))
     p = b.op("div", p, b.reduce("sum", p, (3,), True))
     return b.output(b.einsum(("bhij", "bhje"), "bhie", p, v))
@@ -65,13 +69,14 @@ def run(kernel: Kernel, binding: Binding, source: Graph, values: list[Any]) -> t
 @given(
     n=st.integers(6, 60),
     m=st.integers(2, 60),
-    mask=st.sampled_from(["none", "causal", "causal finite", "shifted", "shifted finite"]),
+    mask=st.sampled_from(["none", "causal", "causal finite", "shifted", "shifted finite", "cut"]),
     tile_m=st.integers(4, 40),
     tile_n=st.integers(4, 40),
     rows=st.integers(1, 12),
     order=st.sampled_from(["q_major", "kv_major"]),
     split=st.integers(1, 3),
 )
+@example(n=30, m=60, mask="cut", tile_m=8, tile_n=32, rows=2, order="q_major", split=1)
 def test_every_order_and_tiling_computes_the_graph(
     n: int, m: int, mask: str, tile_m: int, tile_n: int, rows: int, order: str, split: int
 ):  # fmt: skip

@@ -275,6 +275,13 @@ def _multiple(c: Context, t: Term, base: Found) -> list[tuple[Found, float, Term
     if not is_float(base.state.dtype):
         return []
     body = expanded(base.body, True)
+    whole = separate(c, base.body)
+    if len(whole) == 1 and whole[0].exponent and not whole[0].keep and not whole[0].rows:
+        # A score with an exponential as a factor: in `t` that stands among the exponents.
+        t = replace(t, exponent=tuple(merge([*t.exponent, *(scaled(e, -1.0) for e in whole[0].exponent)])))
+        body = term_poly(replace(whole[0], exponent=()), True)
+        if not any(m.base is base and m.whole for m in matching(c, t)):
+            return []
     streamed = tuple(p for p in t.powers if c.has_x(p[0]))
     for mine in (streamed, tuple(p for p in t.powers if not c.has_rho(p[0]))):
         have = term_poly(Term(powers=mine), True)
@@ -437,11 +444,12 @@ def _less(conditions: tuple[Expr, ...], condition: Expr) -> tuple[Expr, ...]:
 def _empty_rows(s: _States, done: dict[str, Expr], results: dict[str, Expr]) -> dict[str, Expr]:
     """Outputs that are as written also where an extremum is still the identity.
 
-    In a row whose scores are all -inf the source adds up `exp(-inf - -inf)`, which is NaN, where the carried sum is 0. Mostly
-    both end as NaN (0 / 0); an output for which they don't selects the source's value: `m + log(l)` is NaN there, not -inf.
+    In a row whose scores are all -inf the source adds up `exp(-inf - -inf)`, which is NaN, where the carried sum is 0; a sum
+    over what a condition selects is NaN if it selects anything. Mostly both end as NaN (0 / 0); an output for which they don't
+    selects the source's value: `m + log(l)` is NaN there, not -inf.
     """
     out = dict(results)
-    for base, found in s.c.bases.items():
+    for base, found in list(s.c.bases.items()):
         low = const(IDENTITY[found.op], base.dtype)
         starts = _arguments(found.op, found.init)
         if any(isinstance(x, Const) and x.value != low.value for x in starts):
@@ -449,15 +457,23 @@ def _empty_rows(s: _States, done: dict[str, Expr], results: dict[str, Expr]) -> 
         mine = [x.state for x in s.sums.values() if any(b == base.name for b, _ in x.stabilisers)]
         identity: dict[Expr, Expr] = {x: const(low.value, x.dtype) for x in (base, *starts)}
         zero = identity | {g: const(0, g.dtype) for g in mine}
-        nan = identity | {g: const(0 if s.terms[g].keep else float("nan"), g.dtype) for g in mine}
+        nan = identity | {g: _sum_of_nan(s, g) for g in mine}
         if mine:
             for name, e in out.items():
                 whole = _inlined(done, e)
                 ours, source = substitute(whole, zero), substitute(whole, nan)
                 if not variables(whole).isdisjoint(mine) and not same_value(ours, source):
-                    written = const(float("nan"), e.dtype) if same_value(source, const(float("nan"), e.dtype)) else source
+                    nothing = const(float("nan"), e.dtype)
+                    always = not any(s.terms[g].keep for g in mine if g in variables(whole)) and same_value(source, nothing)
+                    written = nothing if always else source
                     out[name] = call("where", call("eq", base, low), written, e)
     return out
+
+
+def _sum_of_nan(s: _States, g: Var) -> Expr:
+    """The sum `g` when all of its summands are NaN."""
+    keep, nan = s.terms[g].keep, const(float("nan"), g.dtype)
+    return call("where", some(s.c, keep), nan, const(0, g.dtype)) if keep else nan
 
 
 def _arguments(op: str, e: Expr | None) -> list[Expr]:

@@ -12,10 +12,11 @@ from collections.abc import Collection
 
 import numpy as np
 
-from aicf.scalar import Expr, Load, Var, evaluate, is_float, is_int, variables, walk
+from aicf.scalar import Call, Const, Expr, Load, Var, evaluate, is_float, is_int, substitute, var, variables, walk
 from aicf.streaming.stream_program import StreamProgram
 
 TRIALS = 4
+COMPARISONS = 32  # trials where comparisons may have either outcome
 
 
 def gauge_free(p: StreamProgram) -> frozenset[str]:
@@ -69,17 +70,31 @@ def _close(a: float, b: float) -> bool:
 
 
 def same_value(a: Expr, b: Expr) -> bool:
-    """Whether two expressions of inputs agree, NaN with NaN, at random values of what they read."""
+    """Whether two expressions of inputs agree, NaN with NaN, at random values of what they read, and of their comparisons:
+    `i < 4` may hold or not, whatever few values i takes here."""
     if a is b:
         return True
     random = np.random.default_rng(2)
-    for _ in range(TRIALS):
+    free: dict[Expr, Expr] = {x: var(f"?{n}", "bool") for n, x in enumerate(filter(_open, {**_walked(a), **_walked(b)}))}
+    a, b = substitute(a, free), substitute(b, free)
+    for _ in range(TRIALS if not free else COMPARISONS):
         tensors: dict[object, float] = {}
         env = {v.name: _random(v, random) for v in sorted(variables(a) | variables(b), key=lambda v: v.name)}
         one, other = (_value(e, env, tensors, random) for e in (a, b))
         if not (one == other or (math.isnan(one) and math.isnan(other))):
             return False
     return True
+
+
+def _walked(e: Expr) -> dict[Expr, None]:
+    return dict.fromkeys(walk(e))
+
+
+def _open(e: Expr) -> bool:
+    """A comparison that both outcomes are possible of, as far as its form tells."""
+    if not (isinstance(e, Call) and e.fn in ("lt", "le", "gt", "ge", "eq", "ne")) or e.args[0] is e.args[1]:
+        return False
+    return bool(variables(e)) and not any(isinstance(x, Const) and x.value != x.value for x in walk(e))
 
 
 def _values(p: StreamProgram, random: np.random.Generator) -> dict[str, float]:

@@ -301,7 +301,7 @@ def masked(box: Box, u: Expr, fills: Fills) -> Expr:
     found = _masked(box, u, fills)
     for c in _switches(box, u):
         for value in (False, True):
-            filled = _fill_value(substitute(u, {c: const(value, "bool")}))
+            filled = _fill_value(box, substitute(u, {c: const(value, "bool")}))
             if filled is not None:
                 if filled > NEG_INF:
                     fills.add(filled)
@@ -318,12 +318,14 @@ def _switches(box: Box, u: Expr) -> list[Expr]:
     return [c for c in dict.fromkeys(here) if box.axes(c)]
 
 
-def _fill_value(e: Expr) -> float | None:
-    """The fill that an expression has turned into, taking 0 * x for 0."""
+def _fill_value(box: Box, e: Expr) -> float | None:
+    """The fill that an expression has turned into, taking 0 * x for 0 where no mask makes x infinite."""
 
     def zero(x: Expr) -> Expr | None:
-        if isinstance(x, Call) and x.fn == "mul" and any(isinstance(a, Const) and a.value == 0 for a in x.args):
-            return const(0, x.dtype)
+        if isinstance(x, Call) and x.fn == "mul":
+            for a, b in (x.args, x.args[::-1]):
+                if isinstance(a, Const) and a.value == 0 and not _may_be_infinite(box, b):
+                    return const(0, x.dtype)
         return None
 
     done = transform(e, zero)
@@ -382,6 +384,29 @@ def _infinite(box: Box, u: Expr) -> Expr:
     return found if own.largest is None else NO
 
 
+def _may_be_infinite(box: Box, u: Expr) -> bool:
+    """Whether a factor may hold what a mask made infinite: a fill, the logarithm of a condition, an element of a loaded mask."""
+    match u:
+        case Const():
+            return is_float(u.dtype) and abs(u.value) == -NEG_INF
+        case Load():
+            return is_float(u.dtype) and bool(box.axes(u))
+        case Call(fn=("exp" | "exp2" | "sigmoid" | "tanh")):
+            return False  # scores are masked with -inf, not with inf
+        case Call(fn=("log" | "log2"), args=(a,)):
+            return bool(box.axes(a)) or _may_be_infinite(box, a)
+        case Call(fn="div", args=(a, b)):
+            return bool(box.axes(b)) or _may_be_infinite(box, a)
+        case Call(fn="pow", args=(a, n)) if not isinstance(n, Const) or n.value < 0:
+            return bool(box.axes(a)) or _may_be_infinite(box, a)
+        case Call(fn="where", args=(_, a, b)):
+            return _may_be_infinite(box, a) or _may_be_infinite(box, b)
+        case Call(args=args):
+            return any(_may_be_infinite(box, a) for a in args)
+        case _:
+            return False
+
+
 def _loaded(box: Box, u: Expr) -> Expr:
     """A mask read from memory, one value per row or per key: all -inf in the tile."""
     if not any(isinstance(x, Load) for x in walk(u)) or not is_float(u.dtype):
@@ -417,7 +442,7 @@ def _finite(box: Box, factor: Expr) -> bool:
     """Whether a factor beside one that vanishes may be taken for finite: not if it holds scores that the mask itself makes -inf
     (`exp(s) * s` of an entropy is NaN there)."""
     scores = any(isinstance(x, Var) and is_float(x.dtype) and not x.name.startswith("ref") for x in walk(factor))
-    return not scores or _infinite(box, factor) is NO
+    return not scores or not _may_be_infinite(box, factor)
 
 
 def conditions(e: Expr, positions: frozenset[Var]) -> list[Expr]:

@@ -294,3 +294,59 @@ def test_an_entropy_over_what_a_minimum_hides_is_nan_as_in_the_source():
         return torch.cat([torch.softmax(s, -1) @ v, entropy(s)], -1)
 
     assert_streams(run, *tensors(torch.float32))
+
+
+def decayed(s: torch.Tensor) -> torch.Tensor:
+    n, m = s.shape[-2:]
+    return s * 0.97 ** (torch.arange(n)[:, None] - torch.arange(m)[None, :]).abs().to(s.dtype)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_an_entropy_of_scores_with_an_exponential_factor(scale: float):
+    """It is as exact where one probability is nearly 1: what the sum adds up is relative to the maximum."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        s = decayed(q @ k.transpose(-2, -1))
+        return torch.cat([torch.softmax(s, -1) @ v, 1e4 * entropy(s)], -1)
+
+    assert_streams(run, *tensors(torch.float32, scale))
+
+
+def test_rows_without_scores_meet_a_mask_after_the_softmax():
+    """What it selects there is NaN, and what it does not select is 0."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        s = q @ k.transpose(-2, -1) + kept().to(q.dtype).log()
+        p = torch.exp(s - torch.logsumexp(s, -1, keepdim=True))
+        return p.masked_fill(torch.arange(N)[:, None] < 4, 0.0) @ v
+
+    got = assert_streams(run, *tensors(torch.float32))
+    assert (got[:, :, :4] == 0).all() and got[:, :, 4:EMPTY].isnan().all() and not got[:, :, EMPTY:].isnan().any()
+
+    def rest(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        s = q @ k.transpose(-2, -1) + kept().to(q.dtype).log()
+        p = torch.exp(s - torch.logsumexp(s, -1, keepdim=True))
+        return p.masked_fill(torch.arange(M)[None, :] < 60 + torch.arange(N)[:, None], 0.0) @ v
+
+    got = assert_streams(rest, *tensors(torch.float32))
+    assert got[:, :, :EMPTY].isnan().all() and (got[:, :, EMPTY:] == 0).all()
+
+
+@pytest.mark.parametrize("hidden", ["log", "filled", "loaded"])
+def test_a_mask_multiplied_onto_scores_that_are_infinite_is_nan_there(hidden: str):
+    """0 times -inf: a tile that the second mask hides is no empty one."""
+    shown = torch.arange(M)[None, :] >= 2 * torch.arange(N)[:, None] - 40
+    bias = torch.zeros(N, M).masked_fill(~shown, -INF)
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        s = q @ k.transpose(-2, -1)
+        if hidden == "log":
+            s = s + shown.to(q.dtype).log()
+        else:
+            s = s.masked_fill(~shown, -INF) if hidden == "filled" else s + bias
+        keep = (torch.arange(M)[None, :] >= 16).to(q.dtype).expand(N, M)
+        s = s * keep - 1e4 * (1 - keep)
+        return torch.sigmoid(s) @ v
+
+    got = assert_streams(run, *tensors(torch.float32), bias)
+    assert got.isnan().any() and not got.isnan().all()

@@ -424,15 +424,21 @@ def tiling(found: Recognised, program: StreamProgram, tile_m: int, tile_n: int, 
                 empty = const(False, "bool")
     if strict or (not program.bases and not program.sums):
         empty = const(False, "bool")
-    full: Expr = call("le", call("add", index(stream.name + "0"), integer_const(tile_n)), index("M"))
+    low, high = tiles.stream_bounds(empty, index(stream.name + "0"), tile_n)
+    end = call("add", index(stream.name + "0"), integer_const(tile_n))
+    full: Expr = call("le", end, index("M"))
     decided: list[tuple[Expr, bool]] = []
+    bounded: list[Expr] = []  # a tile that only some conditions leave whole may be cut by the stream's end
     for body in (*(b.body for b in program.bases), *(s.weight for s in program.sums)):
         for c, polarity in _mask_conditions(body, frozenset({row, stream})):
             holds = tiles.must(box, c if polarity else call("not", c))
-            if (c, polarity) not in decided and not (isinstance(holds, Const) and not holds.value):
+            if isinstance(holds, Const) and not holds.value:
+                bounded = high
+            elif (c, polarity) not in decided:
                 decided.append((c, polarity))
                 full = call("and", full, holds)
-    low, high = tiles.stream_bounds(empty, index(stream.name + "0"), tile_n)
+    for h in bounded:
+        full = call("and", full, call("le", end, h))
     used = {x.tensor for e in (empty, full) for x in walk(e) if isinstance(x, Load)}
     summaries = tuple(r for r in box.requests.values() if r.param in used)
     never = isinstance(empty, Const) and not empty.value
