@@ -176,16 +176,19 @@ def prepare(p: Program) -> Traced:
     return Traced(torch.fx.GraphModule(graph, plain), copied, reading, regions, graph if by_handle else None, by_handle, holds)
 
 
-_LAST: list[tuple[Any, Traced]] = []
+_LAST: list[tuple[Any, Traced]] = []  # traces of the last program's text, for sizes of several kinds
 
 
 def prepared(p: Program) -> Traced:
-    """`prepare`, or the last program's trace when it was of the same text and holds for these sizes too."""
+    """`prepare`, or a trace of the last program when it was of the same text and one that holds for these sizes too."""
     key = (p.text, p.dtype, p.schedule, p.threads, [x.dims for x in p.inputs], {} if p.symbolic else p.sizes)
-    if _LAST and _LAST[0][0] == key and (not p.symbolic or _LAST[0][1].holds(p.arguments())):
-        return _LAST[0][1]
-    _LAST[:] = [(key, prepare(p))]
-    return _LAST[0][1]
+    if _LAST and _LAST[0][0] != key:
+        _LAST.clear()
+    for _, traced in _LAST:
+        if not p.symbolic or traced.holds(p.arguments()):
+            return traced
+    _LAST.append((key, prepare(p)))
+    return _LAST[-1][1]
 
 
 def _fake(mode: FakeTensorMode, p: Program, k: int, x: torch.Tensor) -> torch.Tensor:
