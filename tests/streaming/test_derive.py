@@ -102,6 +102,12 @@ REFUSED: dict[str, tuple[Cascade, str, str]] = {
         [reduction("mu", "sum", S / N), reduction("z", "sum", where(fn("gt", S, r("mu")), S, 0.0))], "z", "s > mu"
     ),
     "maximum of a product": ([reduction("mu", "sum", S / N), reduction("z", "max", S * r("mu"))], "z", "s * mu"),
+    "an exponential that nothing keeps in range": (
+        [reduction("mu", "sum", S / N), reduction("z", "sum", exp(S - r("mu")) * V)], "z", "-mu"
+    ),
+    "an exponential relative to other scores' maximum": (
+        [reduction("m", "max", T), reduction("z", "sum", exp(S - r("m")) * V)], "z", "-m"
+    ),
     "a divisor of both": (
         [reduction("mu", "sum", S / N), reduction("z", "sum", V / (S + r("mu")))], "z", "s + mu"
     ),

@@ -301,6 +301,10 @@ def _carried(s: _States, name: str, t: Term, dtype: DType) -> tuple[Var, Term, T
     c = s.c
     streamed, hoisted = split(t, lambda a: a is NOTHING or c.has_x(a))
     matches = matching(c, t)
+    if not matches and any_streamed(c, t):
+        for e in t.exponent:
+            if any(c.has_rho(a) for a, _ in e.powers):
+                raise Refused("an exponential relative to something that does not bound it", to_expr(e, c.dtype))
     inside: list[Term] = []
     outside: list[Term] = []
     for e in t.exponent:

@@ -8,7 +8,7 @@ at which nodes to stop; what is cut becomes a `Load` of that node's tensor at th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from aicf.scalar import Expr, Var, extents, index, integer_const, load
@@ -53,13 +53,22 @@ class Puller:
         meaning = OPS[node.op].meaning
         if meaning is not None and not self.cut(node, at):
             try:
-                with extents(self.extents):
+                with extents(self.known(node, at)):
                     value = meaning(tuple(i.type for i in node.inputs), node.attrs, node.type, at, _Reader(self, node))
             except NotUniform:
                 return self._load(node, at)
             self.visits.setdefault(node, []).append(at)
             return value
         return self._load(node, at)
+
+    def known(self, node: Node, at: At) -> Mapping[Var, Expr]:
+        """The ranges of index variables where `node` has an element: along a concatenation, positions go on behind its parts."""
+        shorter = {
+            x: dim
+            for x, dim in zip(at, node.type.shape, strict=True)
+            if isinstance(x, Var) and x in self.extents and self.extents[x] is not dim and not is_one(dim)
+        }
+        return {**self.extents, **shorter} if shorter else self.extents
 
     def _load(self, node: Node, at: At) -> Expr:
         self.loads[node.name] = node
@@ -112,7 +121,7 @@ class Step:
     bound: dict[Var, Expr]
 
 
-def step(node: Node, at: At, known: dict[Var, Expr]) -> Step | None:
+def step(node: Node, at: At, known: Mapping[Var, Expr]) -> Step | None:
     """The meaning of `node` at `at` over its direct inputs; None for inputs and non-uniform constants. `known`: extents of the
     variables in `at`."""
     meaning = OPS[node.op].meaning

@@ -239,7 +239,7 @@ class _Pull:
         if node.op not in VIEWS:
             return False
         tile = tuple(sorted((v for v in free(at)), key=lambda v: v.name))
-        here = step(node, at, self.puller.extents)
+        here = step(node, at, self.puller.known(node, at))
         if here is None:
             return False
         batch = self.c.known.keys() - self.c.rows - {self.c.stream}

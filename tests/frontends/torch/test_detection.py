@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aicf.driver import Options, RegionResult, compile_graph
 from aicf.frontends.torch.reader import read
+from aicf.mcir.passes.streaming_lowering import semantics
 
 from .capture import capture_directly
 
@@ -136,3 +137,18 @@ def test_projections_whose_parts_are_taken_by_index() -> None:
 
     found = regions(shared_key, torch.randn(2, 9, 32), torch.randn(48, 32), weights=(1,))
     assert [r.status for r in found] == ["streamed"]
+
+
+def test_scores_behind_a_concatenation_are_the_same_product_as_beside_it() -> None:
+    """The reshape of the keys is seen through in both places, though positions go on behind the keys in one."""
+
+    def sink(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
+        b, h, n, d = q.shape
+        m = k.shape[2]
+        s = torch.bmm(q.reshape(b * h, n, d), k.reshape(b * h, m, d).mT).view(b, h, n, m)
+        return torch.cat([s, sink[None, :, None, None].expand(b, -1, n, 1)], -1).softmax(-1)[..., :-1] @ v
+
+    q, k, v = torch.zeros(2, 1, 9, 8), torch.zeros(2, 1, 17, 10)[..., 1:9], torch.zeros(2, 1, 17, 8)
+    (r,) = regions(sink, q, k, v, torch.zeros(1))
+    assert r.status == "streamed" and r.region is not None
+    assert len(semantics(r.region).atoms) == 1
