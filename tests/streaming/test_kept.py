@@ -66,6 +66,32 @@ def test_where_every_kept_probability_rounds_to_0_the_result_is_nan_as_in_the_so
         assert np.isnan(_run(made, np.array([np.nan, 1, 1], np.float32), t, v, double=False))
 
 
+@pytest.mark.parametrize("gap", [0.0, 88.0, 101.0])
+def test_what_selects_from_the_kept_terms_is_relative_to_their_maximum(gap: float) -> None:
+    """A mask as a number of whatever type, and another one after the division by the sum."""
+    chosen = call("gt", V, const(-1.0, "f32"))
+    p = call("mul", call("div", call("exp", call("sub", S, M)), L), cast(cast(KEEP, "f16"), "f32"))
+    weight = call("where", chosen, call("div", p, L2), const(0.0, "f32"))
+    made = derive(
+        [
+            Reduction("m", "max", S),
+            Reduction("l", "sum", call("exp", call("sub", S, M))),
+            Reduction("l2", "sum", p),
+            Reduction("o", "sum", call("mul", weight, V)),
+        ],
+        {"o": var("o", "f32")},
+        J,
+        atoms=[S, T, V],
+    )
+    assert isinstance(made, StreamProgram)
+    s = np.array([gap, 0.25, -0.5, 0.0, gap - 1], np.float32)
+    t = np.array([0, 1, 1, 1, 0], np.float32)
+    v = np.array([5, 1, -2, 3, 7], np.float32)
+    wide = s.astype(np.float64)
+    exact = (np.exp(wide - wide.max()) * (t > 0) * (v > -1) * v).sum() / (np.exp(wide - wide.max()) * (t > 0)).sum()
+    assert abs(_run(made, s, t, v, double=False) - exact) < 1e-6
+
+
 def test_what_is_no_ratio_keeps_the_reference_of_all_elements() -> None:
     made = _program(call("add", L2, const(1e-6, "f32")))
     assert len(made.bases) == 1

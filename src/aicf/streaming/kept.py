@@ -19,16 +19,21 @@ from aicf.streaming.stream_program import Base, StreamProgram, Sum
 
 
 def referred_to_kept(p: StreamProgram) -> StreamProgram:
-    """`p` with a reference of their own for conditional sums that meet in ratios alone."""
+    """`p` with a reference of their own for conditional sums that meet in ratios alone. Some of them may select from what the
+    others keep."""
     for base in p.bases:
-        groups: dict[tuple[Expr, ...], list[Sum]] = {}
-        for s in p.sums:
-            found = _conditions(s, base)
-            if any(variables(c) & {p.stream, *p.atoms} for c in found):
-                groups.setdefault(found, []).append(s)
-        for conditions, sums in groups.items():
-            if base.op == "max" and base.init is None and _only_ratios(p, sums):
-                p = _referred(p, base, conditions, sums)
+        if base.op != "max" or base.init is not None:
+            continue
+        for shared in dict.fromkeys(_conditions(s, base) for s in p.sums):
+            if not any(variables(c) & {p.stream, *p.atoms} for c in shared):
+                continue
+            own = {s.name: _conditions(s, base) for s in p.sums}
+            within = [s for s in p.sums if set(shared) <= set(own[s.name])]
+            same = [s for s in within if own[s.name] == shared]
+            for sums in (within, same):
+                if sums and _only_ratios(p, sums):
+                    p = _referred(p, base, shared, sums)
+                    break
     return p
 
 
@@ -38,7 +43,7 @@ def _conditions(s: Sum, base: Base) -> tuple[Expr, ...]:
     if len(s.stabilisers) != 1 or s.stabilisers[0][0] != base.name or s.shift is not None:
         return ()
     conditions, factors = _factors(s.weight)
-    return tuple(conditions) if _exponential(base) in factors else ()
+    return tuple(dict.fromkeys(conditions)) if _exponential(base) in factors else ()
 
 
 def _exponential(base: Base) -> Expr:
@@ -54,10 +59,17 @@ def _factors(e: Expr) -> tuple[list[Expr], list[Expr]]:
         case Call(fn="where", args=(condition, a, Const(value=0))):
             conditions, factors = _factors(a)
             return [condition, *conditions], factors
-        case Call(fn="cast", args=(a,)) if a.dtype == "bool":
-            return [a], []
+        case Call(fn="cast") if _switch(e) is not None:
+            return [c for c in (_switch(e),) if c is not None], []
         case _:
             return [], [e]
+
+
+def _switch(e: Expr) -> Expr | None:
+    """The condition that `e` is as a number, in whatever types."""
+    while isinstance(e, Call) and e.fn == "cast":
+        e = e.args[0]
+    return e if e.dtype == "bool" else None
 
 
 def _only_ratios(p: StreamProgram, sums: Sequence[Sum]) -> bool:
@@ -73,7 +85,7 @@ def _referred(p: StreamProgram, base: Base, conditions: Sequence[Expr], sums: Se
         keep = call("and", keep, c)
     body = call("where", keep, base.body, const(float("-inf"), base.dtype))
     own = Base(name, "max", body, None, var("ref" + name[1:], base.dtype), var("old" + name[1:], base.dtype))
-    new = {s.name: _moved(s, base, own) for s in sums}
+    new = {s.name: _moved(s, base, own, conditions) for s in sums}
     # What the source makes of the largest kept exponential before anything is divided by it: 0 here is 0 / 0 there. As a square
     # it loses nothing where an exponential below the smallest normal number is flushed to 0.
     root = call("exp", call("mul", call("sub", own.state, base.state), const(0.5, base.dtype)))
@@ -97,21 +109,22 @@ def _linear(p: StreamProgram, sums: Sequence[Sum]) -> list[tuple[Sum, Expr]]:
     return found
 
 
-def _moved(s: Sum, base: Base, own: Base) -> Sum:
-    weight = _without_conditions(s.weight, {_exponential(base): _exponential(own)})
+def _moved(s: Sum, base: Base, own: Base, conditions: Sequence[Expr]) -> Sum:
+    weight = _without(s.weight, conditions, {_exponential(base): _exponential(own)})
     scale = call("exp", call("sub", own.old, own.ref))
     body = weight if s.value is None else s.value if weight is const(1, weight.dtype) else call("mul", weight, s.value)
     return replace(s, body=body, weight=weight, scale=scale, stabilisers=((own.name, s.stabilisers[0][1]),))
 
 
-def _without_conditions(e: Expr, put: dict[Expr, Expr]) -> Expr:
-    """The product without its conditions, which the new exponential contains."""
+def _without(e: Expr, conditions: Sequence[Expr], put: dict[Expr, Expr]) -> Expr:
+    """The product without those of its conditions that the new exponential contains."""
     match e:
         case Call(fn="mul", args=(a, b)):
-            return call("mul", _without_conditions(a, put), _without_conditions(b, put))
-        case Call(fn="where", args=(_, a, Const(value=0))):
-            return _without_conditions(a, put)
-        case Call(fn="cast", args=(a,)) if a.dtype == "bool":
+            return call("mul", _without(a, conditions, put), _without(b, conditions, put))
+        case Call(fn="where", args=(c, a, Const(value=0) as nothing)):
+            inner = _without(a, conditions, put)
+            return inner if c in conditions else call("where", c, inner, nothing)
+        case Call(fn="cast") if _switch(e) in conditions:
             return const(1, e.dtype)
         case _:
             return put.get(e, e)
