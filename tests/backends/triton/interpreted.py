@@ -91,6 +91,20 @@ def test_shared_cases(name: str, dtype: DType) -> None:
     compiled(case.fn, tensors, dtype)
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_numbers_of_an_item(dtype: DType) -> None:
+    """Numbers that a whole block of scores shares, compared, raised to powers, joined with what differs from score to score."""
+
+    def decaying(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
+        n = q.shape[-2]
+        distance = torch.arange(n)[:, None] - torch.arange(n)[None, :]
+        kept = (distance >= 0) | (rate > 0.95)[:, None, None]
+        return (q @ k.mT * torch.where(kept, rate[:, None, None] ** distance.abs(), 0.0)) @ v
+
+    tensors = OWN["dense"].make(37, 37, TYPES[dtype])
+    compiled(decaying, {**tensors, "rate": torch.tensor([0.9, 0.97]).to(TYPES[dtype])}, dtype)
+
+
 # ------------------------------------------------------------------------------------------------ written by hand
 
 

@@ -114,6 +114,9 @@ class Expressions:
     def _call(self, node: Call, args: list[Value], order: tuple[str, ...]) -> Value:
         axes = tuple(a for a in order if any(a in v.axes for v in args))
         texts = [v.over(axes) for v in args]
+        if self.interpreted and axes and node.fn in ("and", "or", "xor"):
+            # The interpreter keeps a comparison of two scalars in the scalars' type, which has no such operation.
+            texts = [t if v.axes else f"tl.where({t}, True, False)" for t, v in zip(texts, args, strict=True)]
         nonnegative = node.fn in ("floordiv", "mod") and all(_nonnegative(a) for a in node.args)
         text, helpers = apply(node.fn, texts, node.dtype, node.args[0].dtype, nonnegative=nonnegative)
         self.helpers |= set(helpers)

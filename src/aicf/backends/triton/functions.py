@@ -117,7 +117,7 @@ def power(x, y):
     whole = tl.floor(y) == y
     odd = whole & (tl.floor(y * 0.5) * 2.0 != y)
     r = tl.where(x < 0, tl.where(whole, tl.where(odd, -r, r), float("nan")), r)
-    return tl.where((y == 0.0) | (x == 1.0), 1.0, r)
+    return tl.where(y == 0.0, 1.0, tl.where(x == 1.0, 1.0, r))
 """),
     "whole_power": ((), """\
 @triton.jit
