@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 PARTS = (
@@ -16,9 +17,17 @@ PARTS = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def an_interpreter() -> None:
+    """Triton 3.6 interprets loops by int() of arrays with one element, which NumPy refuses from 2.4 on."""
+    triton = pytest.importorskip("triton")
+    versions = [tuple(int(x) for x in made.__version__.split(".")[:2]) for made in (triton, np)]
+    if versions[0] < (3, 7) and versions[1] >= (2, 4):
+        pytest.skip(f"the interpreter of Triton {triton.__version__} needs NumPy below 2.4; here is {np.__version__}")
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_in_the_interpreter(part: str) -> None:
-    pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     file = str(Path(__file__).with_name("interpreted.py"))
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", file, "-k", part]
@@ -29,7 +38,6 @@ def test_in_the_interpreter(part: str) -> None:
 
 def test_the_gpu_benchmark_runs_through(tmp_path: Path) -> None:
     """benchmarks/gpu.py, tiny, on the CPU: every case that it tries is right and timed, and its JSON is JSON."""
-    pytest.importorskip("triton")
     root, out = Path(__file__).parents[3], tmp_path / "gpu.json"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(root / "benchmarks" / "gpu.py"), "--smoke", "--json", str(out)]
@@ -41,4 +49,6 @@ def test_the_gpu_benchmark_runs_through(tmp_path: Path) -> None:
 
     made = json.loads(out.read_text(), parse_constant=no_constants)
     assert made["correct"] and all(r["result"] == "ok" for r in made["correct"])
-    assert [r["what"] for r in made["speed"]] == ["aicf", "aicf"] and all(r["ms"] > 0 for r in made["speed"])
+    timed = [(r["case"], r["dtype"], r["what"]) for r in made["speed"]]
+    assert timed == [(c, y, "aicf") for y in ("f32", "bf16") for c in ("dense", "window")]
+    assert all(r["ms"] > 0 and r["error"] <= 1 for r in made["speed"])

@@ -95,11 +95,6 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _scores(q, k).masked_fill(_ahead(q, k) > 0, float("-inf")).softmax(-1) @ v
 
 
-def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    ahead = _ahead(q, k)
-    return _scores(q, k).masked_fill((ahead > 0) | (ahead <= -WINDOW), float("-inf")).softmax(-1) @ v
-
-
 def documents(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
     keep = (ids[:, None, :, None] == ids[:, None, None, :]) & (_ahead(q, k) <= 0)
     return _scores(q, k).masked_fill(~keep, float("-inf")).softmax(-1) @ v
@@ -195,10 +190,6 @@ def _past(t: Tensors) -> Mask:
     return lambda b, h, i, j: j <= i
 
 
-def _near(t: Tensors) -> Mask:
-    return lambda b, h, i, j: (j <= i) & (i - j < WINDOW)
-
-
 def _same_document(t: Tensors) -> Mask:
     ids = t["ids"]
     return lambda b, h, i, j: (ids[b, i] == ids[b, j]) & (j <= i)
@@ -269,8 +260,8 @@ def _masked(mask: Callable[[Tensors], Mask]) -> Callable[[Tensors], Call]:
 
     def make(t: Tensors) -> Call:
         b, _, n, _ = t["q"].shape
-        batch = torch.arange(b)[:, None, None, None]
-        keep = mask(t)(batch, None, torch.arange(n)[:, None], torch.arange(t["k"].shape[-2])[None, :])
+        batch, rows, keys = (torch.arange(x, device=t["q"].device) for x in (b, n, t["k"].shape[-2]))
+        keep = mask(t)(batch[:, None, None, None], None, rows[:, None], keys[None, :])
         return lambda q, k, v, *_: _sdpa(q, k, v, attn_mask=keep)
 
     return make
@@ -295,10 +286,23 @@ def _difference_call(t: Tensors) -> Call:
     return lambda q, k, v, q2, k2, weight: _sdpa(q, k, v) - weight * _sdpa(q2, k2, v)
 
 
+def windowed(width: int) -> Case:
+    """The case of a sliding window of so many keys."""
+
+    def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ahead = _ahead(q, k)
+        return _scores(q, k).masked_fill((ahead > 0) | (ahead <= -width), float("-inf")).softmax(-1) @ v
+
+    def near(t: Tensors) -> Mask:
+        return lambda b, h, i, j: (j <= i) & (i - j < width)
+
+    return Case("window", f"causal, the last {width} keys only", window, mask=near, sdpa=_masked(near))
+
+
 CASES: tuple[Case, ...] = (
     Case("dense", "softmax(q k^T / sqrt(d)) v", dense, sdpa=_dense_call),
     Case("causal", "queries see themselves and the past", causal, mask=_past, sdpa=_causal_call),
-    Case("window", f"causal, the last {WINDOW} keys only", window, mask=_near, sdpa=_masked(_near)),
+    windowed(WINDOW),
     Case(
         "documents", f"causal, within documents of about {DOCUMENT} tokens", documents, _document_ids, {"ids": "bn"},
         mask=_same_document, sdpa=_masked(_same_document),
@@ -332,10 +336,10 @@ CASES: tuple[Case, ...] = (
 
 
 def make_inputs(case: Case, size: Size, dtype: torch.dtype) -> Tensors:
-    """The tensors of a call, the same in every run. Raises ValueError when the heads cannot be grouped."""
+    """The tensors of a call, the same in every run, on the default device. Raises ValueError when the heads cannot be grouped."""
     if size.heads % case.share:
         raise ValueError(f"{case.name} shares each key head among {case.share} query heads; {size.heads} cannot be grouped so")
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(0)
     keys = (size.batch, size.heads // case.share, size.n, size.d)
     shapes = {"q": (size.batch, size.heads, case.rows or size.n, size.d), "k": keys, "v": keys}
     made = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
@@ -347,9 +351,10 @@ def kept(case: Case, tensors: Tensors) -> float:
     if case.mask is None:
         return 1.0
     mask, (b, _, n, _), m = case.mask(tensors), tensors["q"].shape, tensors["k"].shape[-2]
-    count, batch, keys = 0, torch.arange(b)[:, None, None], torch.arange(m)[None, None, :]
+    device = tensors["q"].device
+    count, batch, keys = 0, torch.arange(b, device=device)[:, None, None], torch.arange(m, device=device)[None, None, :]
     for start in range(0, n, 1024):  # never the whole mask
-        rows = torch.arange(start, min(n, start + 1024))[None, :, None]
+        rows = torch.arange(start, min(n, start + 1024), device=device)[None, :, None]
         found = torch.as_tensor(mask(batch, None, rows, keys))
         count += int(found.expand(b, rows.shape[1], m).sum())
     return count / (b * n * m)

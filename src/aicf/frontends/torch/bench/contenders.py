@@ -34,8 +34,10 @@ class Contender:
     report: Report = field(default_factory=Report)
 
 
-def prepare(name: str, case: Case, tensors: Tensors, *, threads: int, fuse: Literal["auto", "always"]) -> Contender:
-    """The contender called `name`. Nothing is compiled before its first call."""
+def prepare(
+    name: str, case: Case, tensors: Tensors, *, threads: int, fuse: Literal["auto", "always"], target: str | None = None
+) -> Contender:  # fmt: skip
+    """The contender called `name`. Nothing is compiled before its first call. `target`: what AICF compiles for."""
     values = list(tensors.values())
     if name == "eager":
         return Contender(lambda: case.plain(*values))
@@ -50,7 +52,8 @@ def prepare(name: str, case: Case, tensors: Tensors, *, threads: int, fuse: Lite
         def note(graph: GraphReport) -> None:
             report.graphs.append(graph)
 
-        mine: Any = torch.compile(case.plain, backend="aicf", options={"fuse": fuse, "threads": threads, "report": note})
+        options: dict[str, Any] = {"fuse": fuse, "threads": threads, "report": note, "target": target}
+        mine: Any = torch.compile(case.plain, backend="aicf", options=options)
         return Contender(lambda: mine(*values), report=report)
     if not has_compiler():
         return Contender(None, NO_COMPILER)
@@ -67,7 +70,7 @@ def _flex(case: Case, tensors: Tensors) -> Callable[..., Any]:
     assert case.flex is not None
     b, h, n, _ = tensors["q"].shape
     keys = tensors["k"].shape[-2] + case.more_keys
-    block = None if case.mask is None else create_block_mask(case.mask(tensors), b, None, n, keys, device="cpu")
+    block = None if case.mask is None else create_block_mask(case.mask(tensors), b, None, n, keys, device=tensors["q"].device)
     score = None if case.score is None else case.score(tensors)
     grouped = tensors["k"].shape[1] != h
 

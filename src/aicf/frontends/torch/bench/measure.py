@@ -127,7 +127,7 @@ def checked(
     row.flop, row.bytes = cases.flop(case, tensors), cases.traffic(case, tensors)
     calls: dict[str, Callable[[], Any]] = {}
     with torch_threads(threads):
-        reference = _Reference(case, tensors)
+        reference = Reference(case, tensors)
         for name in names:
             entry = row.entries[name] = Entry()
             began = time.perf_counter()
@@ -184,7 +184,7 @@ def take_time(row: Row, calls: Mapping[str, Callable[[], Any]], budget: float) -
         entry.seconds, entry.median, entry.calls = times[0], times[len(times) // 2], len(times)
 
 
-class _Reference:
+class Reference:
     """The case in float64 and, as the measure of what error is fair, unfused in the same precision: on as many heads as memory
     allows."""
 
@@ -210,4 +210,4 @@ class _Reference:
         return worst
 
 
-__all__ = ["Entry", "Row", "Size", "checked", "measure", "take_time"]
+__all__ = ["Entry", "Reference", "Row", "Size", "checked", "measure", "take_time"]
