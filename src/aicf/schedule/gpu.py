@@ -24,6 +24,7 @@ BASE_OPS = 4  # scale, maximum, subtract, sum
 # counted one by one, and less is left.
 OTHER_REGISTERS = 112
 OTHER_BESIDE_FRAGMENTS = 44
+OTHER_ON_AMD = 66  # the same for LLVM's AMDGPU: 25 kernels for gfx942 take between 0.89 and 1.14 of what is counted with it
 FRAGMENTS_FP32 = 256  # scores of a thread times their width, that FMAs do without spilling
 MMA_ROWS = 16  # the fewest rows of a matrix instruction, whatever the target
 LATENCY_SECONDS = 1e-6  # from the start of a block until its first tile has arrived, and for its last store
@@ -84,7 +85,8 @@ def use(p: Problem, t: GpuTarget, tile_m: int, tile_n: int, warps: int, stages: 
     bias), which goes to registers on arrival. On AMD the query tile goes to registers before the others come.
     Registers: (B_q d_v + k B_q B_k) / threads + others, with k = 1.5 where the operands have 16 bits (fp32 scores and their
     16-bit copy) and 1 where they have 32; where MMA takes operands from registers, a warp's fragments of a tile of K and of V
-    too, and half of those of its query rows."""
+    too, and half of those of its query rows. On AMD it takes them from registers always: all of its query rows, and the next tile
+    is there too, on its way to shared memory."""
     width = sum(max(16, power(w)) for w in p.widths)
     value_width = sum(max(16, power(w)) for w in p.value_widths)
     shares = sharing(p, t, tile_m, tile_n, warps)
@@ -104,15 +106,18 @@ def use(p: Problem, t: GpuTarget, tile_m: int, tile_n: int, warps: int, stages: 
     threads = warps * t.warp
     scores = shares.rows * tile_n / threads
     registers = math.ceil(shares.rows * value_width / threads + copy * scores)
-    # Between a second exponential (a soft cap's tanh) and the softmax's own another copy of the scores is alive; so is what is
-    # loaded per score until the scores are there.
-    registers += math.ceil(scores * ((p.exps > 1) + len(p.score_loads)))
-    # A thread has every fourth column of a product's tile, and holds what belongs to those keys.
-    registers += sum(tile_n // 4 * max(1, size // 4) for size in p.key_loads)
+    # What is loaded per score is alive until the scores are there. With ptxas so is another copy of the scores between a second
+    # exponential (a soft cap's tanh) and the softmax's own.
+    registers += math.ceil(scores * ((p.exps > 1 and not amd) + len(p.score_loads)))
+    # A thread has every fourth column of a product's tile (AMD: every second), and holds what belongs to those keys.
+    registers += sum(tile_n // (2 if amd else 4) * max(1, size // 4) for size in p.key_loads)
     if tensor_memory:
         # Accumulators live in tensor memory; scores pass through registers twice on the way there.
         registers += math.ceil(copy * scores)
-    if asynchronous or amd or shares.mma is None:
+    if amd:
+        elements = shares.rows * width + (warps + 1) * tile_n * (width + value_width)
+        registers += OTHER_ON_AMD + elements * p.bytes // (4 * threads)
+    elif asynchronous or shares.mma is None:
         registers += OTHER_REGISTERS
     else:
         columns, rows = (tile_n // warps, tile_m) if shares.exchanged else (tile_n, shares.rows // warps)

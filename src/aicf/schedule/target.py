@@ -2,7 +2,8 @@
 
 `host_target()` reads this machine; `named_target("avx2")` or `named_target("h100")` gives a described one, so that schedules for
 other machines can be looked at anywhere. Where a figure is not known it is a stated default, never a guess made later.
-Figures of GPUs are vendors' published ones, each with its document; where `derived` stands, by the formula given.
+Figures of GPUs are vendors' published ones, each with its document; where `derived` stands, by the formula given; where
+`estimate` stands nobody publishes one, or nobody who built the thing, and the comment says what it rests on.
 """
 
 from __future__ import annotations
@@ -126,9 +127,10 @@ _KIB, _MIB = 1024, 1024 * 1024
 # registers and threads: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Exponentials: the same
 # guide's table of arithmetic throughput, row "reciprocal, …, base 2 exponential": 16 per clock and SM for 8.0 to 12.0. Shared
 # memory: the same guide, 32 banks of 4 bytes a clock. Flops of the best matrix instruction are derived: peak / (SMs * boost
-# clock). l2_bandwidth is derived: the A100 white paper gives 5120 bytes per clock for 108 SMs, 47 for one; no figure is published
-# for the later ones, so the same is taken. Rows and warps of matrix instructions: PTX ISA, `mma.sync` m16n8k16 (a warp),
-# `wgmma.mma_async` m64nNk16 (four warps), `tcgen05.mma` m64 and m128 (issued for the block; Triton takes four warps or more).
+# clock). l2_bandwidth is derived: the A100 white paper gives 5120 bytes per clock for 108 SMs, 47 for one; for the later ones,
+# without a published figure, the same is an estimate. Rows and warps of matrix instructions: PTX ISA, `mma.sync` m16n8k16 (one
+# warp), `wgmma.mma_async` m64nNk16 (four warps), `tcgen05.mma` m64 and m128 (issued for the block; Triton takes four warps or
+# more).
 
 
 def _nvidia(
@@ -168,7 +170,8 @@ H100 = _nvidia(
     shared=227, threads=2048,  # CUDA guide, compute capability 9.0
     mma=(
         Mma("HGMMA", 64, 4, 4096, shared=True),  # derived: 989.4 TFLOPS bf16 dense (data sheet: 1979 sparse) / (132 * 1.83 GHz)
-        Mma("HMMA", 16, 1, 2560),  # 63 % of the peak: Luo et al., Benchmarking and Dissecting the Hopper GPU, arXiv 2402.13499
+        # estimate: without wgmma about 63 % of the peak can be had (Hazy Research, "GPUs Go Brrr", 12 May 2024)
+        Mma("HMMA", 16, 1, 2560),
     ),
     fp32=256,  # white paper: 128 FP32 cores per SM
     bandwidth=3350,  # H100 SXM data sheet
@@ -177,16 +180,19 @@ H100 = _nvidia(
 H200 = replace(H100, name="h200", bandwidth=4800e9)  # H200 data sheet: the H100's chip with 4.8 TB/s of memory
 B200 = _nvidia(
     "b200", "sm_100",
-    sms=148, ghz=1.85,  # NVIDIA Blackwell microbenchmark literature and device query; not in a data sheet
+    # estimates: no data sheet has them. 148 SMs are what the device reports (Chips and Cheese, "Nvidia's B200"); with twice the
+    # flops of the H100's SM, 2250 TFLOPS need 1.86 GHz
+    sms=148, ghz=1.85,
     shared=227, threads=2048,  # CUDA guide, compute capability 10.0
     mma=(
-        # derived: 2250 TFLOPS bf16 dense per GPU (HGX B200 data sheet: 36 PFLOPS sparse for 8) / (148 * 1.85 GHz), rounded
+        # derived: 2250 TFLOPS bf16 dense per GPU (HGX B200 data sheet: 36 PFLOPS sparse for 8) / (148 * 1.85 GHz), rounded to a
+        # power of two
         Mma("UTCHMMA", 64, 4, 8192, shared=True),
-        Mma("HMMA", 16, 1, 2048),  # no figure is published: that of the A100's SM, which has the same instruction
+        Mma("HMMA", 16, 1, 2048),  # estimate: the rate of the A100's SM, which has the same instruction
     ),
     fp32=256,  # 128 FP32 cores per SM
     bandwidth=8000,  # DGX B200 data sheet: 64 TB/s for 8
-    l2=126,  # device query
+    l2=126,  # estimate: as the device reports it (Chips and Cheese)
 )  # fmt: skip
 RTX5090 = _nvidia(
     "rtx5090", "sm_120",
@@ -209,11 +215,12 @@ MI300X = GpuTarget(
         Mma("v_mfma 16x16x16", 16, 1, 2048),  # ISA guide: 4 passes for half of the 8-pass 32x32x8's work, the same rate
     ),
     fp32_flops=256,  # derived: 163.4 TFLOPS fp32 vector (data sheet) / (304 * 2.1 GHz)
-    exps=16,  # CDNA3 white paper: transcendentals at a quarter of the 64 lanes' rate
+    exps=16,  # derived: 64 lanes at the quarter rate that LLVM's model has for transcendentals (SISchedule.td, WriteTrans32)
     bandwidth=5300e9,  # data sheet
     l2=32 * _MIB,  # ROCm documentation: 4 MiB for each of 8 dies
-    l2_bandwidth=128 * 304 * 2.1e9,  # CDNA3 white paper: 128 bytes per clock between L2 and a compute unit
-)  # LDS, the same: 128 bytes per clock  # fmt: skip
+    l2_bandwidth=2048 * 8 * 2.1e9,  # CDNA3 white paper: 2 KiB per clock for each of 8 dies
+    shared_rate=128,  # the same: LDS, 128 bytes per clock
+)  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ CPUs
 #
