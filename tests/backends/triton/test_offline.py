@@ -99,6 +99,21 @@ def test_compiles_as_scheduled(name: str, target: str, dtype: DType, d: int):
             assert abs(used.shared - account(result)) <= 0.1 * used.shared, (used.shared, account(result))
 
 
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("ones", ["nothing", "sizes", "strides"])
+def test_compiles_for_any_call(ones: str, wide: bool):
+    """What Triton makes a constant (arguments that are 1: one query, one head), addresses without a known alignment, and 64-bit
+    offsets."""
+    result = region("causal", "h100", "bf16", 64)
+    assert isinstance(result.executable, DeviceExecutable) and result.executable.machine is not None
+    kernel, machine = result.executable.kernel, result.executable.machine
+    source = emit(kernel, wide=wide)
+    for e in source.entries:
+        kinds = {"nothing": (), "sizes": kernel.sizes, "strides": [a for a in e.arguments if "_stride_" in a]}
+        made = compile_offline(kernel, source, e, machine.arch, machine.warp, aligned=ones != "nothing", ones=kinds[ones])
+        assert "HGMMA" in made.sass and made.resources.shared <= machine.shared_per_block
+
+
 def test_two_targets_give_different_schedules():
     """One graph, two machines: what is decided differs, and each says why (golden/two_targets.txt)."""
     made = {t: region("causal", t, "bf16", 128) for t in ("h100", "rtx4090")}

@@ -11,6 +11,7 @@ import inspect
 import re
 import subprocess
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,14 @@ class Artifact:
         return self.sass if stage == "sass" else f"{self.name}: {self.resources}"
 
 
-def compile_offline(kernel: Kernel, source: Source, entry: Entry, arch: str, warp: int, *, aligned: bool = True) -> Artifact:
+def compile_offline(
+    kernel: Kernel, source: Source, entry: Entry, arch: str, warp: int, *, aligned: bool = True, ones: Collection[str] = ()
+) -> Artifact:  # fmt: skip
     """A function of `source` compiled for `arch` ("sm_90", "gfx942"), with no device needed.
 
-    `aligned`: addresses and strides are multiples of 16, as those of contiguous tensors are. Raises RuntimeError when Triton
-    interprets in this process, and whatever Triton raises when it cannot compile.
+    `aligned`: addresses and strides are multiples of 16, as those of contiguous tensors are. `ones`: arguments that are 1, which
+    Triton compiles as constants. Raises RuntimeError when Triton interprets in this process, and whatever Triton raises when it
+    cannot compile.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -82,8 +86,13 @@ def compile_offline(kernel: Kernel, source: Source, entry: Entry, arch: str, war
         for k, name in enumerate(entry.arguments)
         if aligned and (signature[list(signature)[k]].startswith("*") or "_stride_" in name)
     }
+    constants = {(k,): 1 for k, name in enumerate(entry.arguments) if name in ones}
+    for p, name in zip(parameters, entry.arguments, strict=True):
+        if name in ones:
+            signature[p] = "constexpr"
+    attributes = {at: kept for at, kept in attributes.items() if at not in constants}
     made: Any = triton.compile(
-        ASTSource(function, signature, {}, attributes), target=target, options=options(entry)
+        ASTSource(function, signature, constants, attributes), target=target, options=options(entry)
     )
     shared = int(made.metadata.shared)
     if amd:
