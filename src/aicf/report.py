@@ -23,8 +23,8 @@ from aicf.semantic import Graph, print_graph
 @dataclass
 class GraphReport:
     """What became of one captured graph. `problem`: why it was left alone as a whole, empty when it was not; `rest`: what runs
-    everything outside of the regions; `boundaries`: (name, reason) of results that were not followed; `seconds`: what finding and
-    deriving took, PyTorch's own compilation not counted."""
+    everything outside of the regions ("nothing": there is nothing but views); `boundaries`: (name, reason) of results that were
+    not followed; `seconds`: what finding and deriving took, PyTorch's own compilation not counted."""
 
     regions: list[RegionResult] = field(default_factory=list[RegionResult])
     graph: Graph | None = None

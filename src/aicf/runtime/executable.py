@@ -29,6 +29,12 @@ class ArrayRef(NamedTuple):
     strides: tuple[int, ...]
 
 
+class Frame(Protocol):
+    """A call's words in memory."""
+
+    words: Any
+
+
 class Launcher(Protocol):
     """Calls a kernel from a list of words: addresses, strides and sizes at places that it chooses."""
 
@@ -41,7 +47,9 @@ class Launcher(Protocol):
 
     def place(self, tensor: str) -> int: ...
 
-    def call(self, words: list[int], threads: int) -> None: ...
+    def frame(self, words: list[int]) -> Frame: ...
+
+    def start(self, frame: Any, threads: int) -> None: ...
 
 
 class Built(Protocol):
@@ -56,12 +64,14 @@ Builder = Callable[[Kernel], Any]  # a Built, or what `runtime.device` launches
 
 @dataclass(frozen=True)
 class Plan:
-    """All of a call but its addresses: for the same strides and sizes only these change."""
+    """All of a call but its addresses: for the same strides and sizes only these change. `frames`: words in memory that no call
+    is using."""
 
     launcher: Launcher
     words: list[int]
     places: tuple[int, ...]
     scratch: tuple[tuple[int, int], ...]  # (place, bytes)
+    frames: list[Frame] = field(default_factory=list[Frame])
 
 
 PLANS = 256  # calls remembered per executable; lengths that change every call do not pile up
@@ -109,21 +119,37 @@ class Executable:
 
     def run(self, inputs: Sequence[ArrayRef], outputs: Sequence[ArrayRef], sizes: Sequence[int] = ()) -> None:
         """Computes `outputs` from `inputs` (in the order of `input_names`, `output_names`); `sizes` in the order of `symbols`."""
-        key = (tuple([a.strides for a in inputs]), tuple([a.strides for a in outputs]), tuple(sizes))
-        plan = self._plans.get(key)
+        arrays = (*inputs, *outputs)
+        self.call([a.address for a in arrays], tuple([a.strides for a in arrays]), tuple(sizes), lambda: (inputs, outputs))
+
+    def call(
+        self,
+        addresses: Sequence[int],
+        strides: tuple[tuple[int, ...], ...],
+        sizes: tuple[int, ...],
+        arrays: Callable[[], tuple[Sequence[ArrayRef], Sequence[ArrayRef]]],
+    ) -> None:
+        """As `run`, from the addresses and strides of inputs and outputs; `arrays` makes the whole description of both, which is
+        asked for when strides or sizes are new."""
+        plan = self._plans.get((strides, sizes))
         if plan is None:
-            plan = self._plan(inputs, outputs, sizes)
+            plan = self._plan(*arrays(), sizes)
             if len(self._plans) >= PLANS:
                 self._plans.clear()
-            self._plans[key] = plan
-        words = plan.words.copy()
-        for place, array in zip(plan.places, (*inputs, *outputs), strict=True):
-            words[place] = array.address
+            self._plans[strides, sizes] = plan
+        try:
+            frame = plan.frames.pop()
+        except IndexError:  # the first call, or as many at a time as there were never before
+            frame = plan.launcher.frame(plan.words)
+        words = frame.words
+        for place, address in zip(plan.places, addresses, strict=True):
+            words[place] = address
         kept: list[Any] = []
         for place, count in plan.scratch:
             kept.append(np.empty(count, dtype=np.uint8))
             words[place] = kept[-1].ctypes.data
-        plan.launcher.call(words, self.threads)
+        plan.launcher.start(frame, self.threads)
+        plan.frames.append(frame)
 
     def _plan(self, inputs: Sequence[ArrayRef], outputs: Sequence[ArrayRef], sizes: Sequence[int]) -> Plan:
         kernel, _, made = self.variant(self.layout(inputs))

@@ -400,12 +400,40 @@ def test_without_a_compiler_the_rest_runs_eagerly_with_one_note(monkeypatch: pyt
     monkeypatch.setattr(backend, "_COMPILER", [])
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        for fn in (attention, causal):
+        for attend in (attention, causal):
+
+            def fn(q: Any, k: Any, v: Any, attend: Callable[..., Any] = attend) -> Any:
+                return attend(q, k, v).cumsum(-1)
+
             compiled = Compiled(fn, rest="auto")
             close(compiled(*qkv()), fn(*qkv()))
             assert compiled.statuses == ["streamed"]
             assert compiled.reports[0].rest == "eager"
     assert len([n for n in notes if "C++ compiler" in str(n.message)]) == 1
+
+
+def test_where_nothing_is_left_nothing_else_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any) -> Any:
+        raise AssertionError("Inductor was asked")
+
+    monkeypatch.setattr(backend, "compile_fx", never)
+
+    def heads(x: Any) -> Any:
+        q, k, v = x.unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        return attention(q, k, v).transpose(1, 2)
+
+    compiled = Compiled(heads, rest="auto")
+    for length in (33, 40):
+        x = torch.randn(2, length, 192)
+        close(compiled(x), heads(x))
+    assert set(compiled.statuses) == {"streamed"} and {r.rest for r in compiled.reports} == {"nothing"}
+
+
+def test_negated_tensors_are_read_negated() -> None:
+    """The imaginary part of a conjugate is kept with a bit that says so."""
+    x = torch.randn(2, 3, 20, 16, dtype=torch.complex64).conj().imag
+    assert x.is_neg()
+    same(attention, x, x, x, rest="auto")
 
 
 @pytest.mark.parametrize(

@@ -105,24 +105,38 @@ class Launcher:
 
     def call(self, words: list[int], threads: int) -> None:
         """One call from prepared words (see `words`); the list is not changed and may be used by several threads at once."""
+        self.start(Frame(words), threads)
+
+    def frame(self, words: list[int]) -> Frame:
+        """`words` in memory, for calls with `start`, one at a time."""
+        return Frame(words)
+
+    def start(self, frame: Frame, threads: int) -> None:
+        """One call from a frame of words, which no other call may be using."""
         threads = max(threads, 1)
         size = self.stride * threads
         buffer = POOL.take(size)
         try:
-            # The array starts on a cache line, so that the counters have one of their own.
-            raw = ctypes.create_string_buffer(8 * len(words) + 64)
-            start = -(-ctypes.addressof(raw) // 64) * 64
-            array = (ctypes.c_int64 * len(words)).from_address(start)
-            array[:] = words
-            array[BUFFERS] = -(-ctypes.addressof(buffer) // _ALIGN) * _ALIGN
-            array[STRIDE] = self.stride
+            frame.words[BUFFERS] = -(-ctypes.addressof(buffer) // _ALIGN) * _ALIGN
+            frame.words[STRIDE] = self.stride
             fork = fork_address() if threads > 1 else 0
             if threads > 1 and fork == 0:
-                run_workers(self.workers, start, threads)
+                run_workers(self.workers, frame.address, threads)
             else:
-                self.entry(start, fork, threads)
+                self.entry(frame.address, fork, threads)
         finally:
             POOL.give(buffer, size)
 
 
-__all__ = ["HEADER", "POOL", "Launcher", "scalar_word"]
+class Frame:
+    """A call's words where compiled code finds them."""
+
+    def __init__(self, words: list[int]) -> None:
+        # The array starts on a cache line, so that the counters have one of their own.
+        self._raw = ctypes.create_string_buffer(8 * len(words) + 64)
+        self.address = -(-ctypes.addressof(self._raw) // 64) * 64
+        self.words = (ctypes.c_int64 * len(words)).from_address(self.address)
+        self.words[:] = words
+
+
+__all__ = ["HEADER", "POOL", "Frame", "Launcher", "scalar_word"]

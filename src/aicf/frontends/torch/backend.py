@@ -10,6 +10,7 @@ and the reason is kept.
 from __future__ import annotations
 
 import logging
+import operator
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ import torch
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+from torch._subclasses.fake_tensor import FakeTensor
 
 from aicf.driver import Options, compile_graph
 from aicf.errors import NotStreamed
@@ -27,6 +29,7 @@ from aicf.report import GraphReport
 
 from .devices import for_device
 from .reader import Reading, read
+from .region_op import REGION, run_region
 from .retrace import retrace
 from .rewrite import misplaced, rewrite
 
@@ -178,9 +181,12 @@ def size_hints(reading: Reading) -> dict[str, int]:
 def _finish(gm: Module, rewritten: Module | None, inputs: Sequence[Any], options: BackendOptions, report: GraphReport) -> Any:
     """The module as a callable: through Inductor where that works and is wanted, else eagerly."""
     module = gm if rewritten is None else rewritten
+    if rewritten is not None and options.rest == "auto" and only_regions(rewritten):
+        report.rest = "nothing"
+        return _direct(rewritten, inputs)
     if options.rest in ("eager", "explain") or (options.rest == "auto" and not has_compiler()):
         report.rest = "eager"
-        return module.forward
+        return _direct(module, inputs)
     report.rest = "inductor"
     try:
         return compile_fx(module, list(inputs))
@@ -196,6 +202,28 @@ def _finish(gm: Module, rewritten: Module | None, inputs: Sequence[Any], options
         report.problem = f"Inductor does not take the rewritten graph ({type(e).__name__}: {e})"
         log.warning("a graph is left to PyTorch: %s", report.problem)
         return compile_fx(gm, list(inputs))
+
+
+def only_regions(module: Module) -> bool:
+    """Whether nothing is left beside regions but views, for which no code need be made."""
+    aten = torch.ops.aten
+    views = (
+        operator.getitem, REGION, aten.sym_size.int, aten.view.default, aten.permute.default, aten.transpose.int, aten.t.default,
+        aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default, aten.slice.Tensor, aten.select.int,
+    )  # fmt: skip
+    return all(n.op in ("placeholder", "output") or (n.op == "call_function" and n.target in views) for n in module.graph.nodes)
+
+
+def _direct(module: Module, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """`module` run as Python, its regions without PyTorch's dispatcher where all inputs are plain tensors (Dynamo guards their
+    types and dispatch keys)."""
+    plain = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+    if all(type(x) in plain and not x.is_neg() for x in inputs if isinstance(x, torch.Tensor)):
+        for node in module.graph.nodes:
+            if node.target is REGION:
+                node.target = run_region
+        module.recompile()
+    return module.forward
 
 
 _COMPILER: list[bool] = []

@@ -97,12 +97,24 @@ def _run(handle: int, inputs: list[torch.Tensor], sizes: list[int]) -> list[torc
     if isinstance(entry.executable, DeviceExecutable):
         return _launch(entry, entry.executable, inputs, sizes)
     made = [torch.empty_permuted(shape(*sizes), order, dtype=dtype) for shape, dtype, order in entry.outputs]
-    entry.executable.run(
-        [ArrayRef(t.data_ptr(), t.shape, t.stride()) for t in inputs],
-        [ArrayRef(t.data_ptr(), t.shape, t.stride()) for t in made],
-        [sizes[k] for k in entry.picks],
+    tensors = [*inputs, *made]
+    entry.executable.call(
+        [t.data_ptr() for t in tensors],
+        tuple([t.stride() for t in tensors]),
+        tuple([sizes[k] for k in entry.picks]),
+        lambda: (_described(inputs), _described(made)),
     )
     return made
+
+
+def _described(tensors: list[torch.Tensor]) -> list[ArrayRef]:
+    return [ArrayRef(t.data_ptr(), t.shape, t.stride()) for t in tensors]
+
+
+def run_region(handle: int, inputs: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
+    """What the op does, without PyTorch's dispatcher, which takes longer than a small kernel. For plain tensors, which are not
+    negated when they are read."""
+    return _run(handle, inputs, sizes)
 
 
 def _launch(entry: Entry, executable: DeviceExecutable, inputs: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
