@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from aicf.cli.errors import FAILED, OK, CommandError
 from aicf.cli.progress import say
+from aicf.cli.source import must_exist, split
 
 STAGES = ("semantic", "mcir", "kernel", "llvm", "asm", "triton", "ptx", "sass", "resources")
 
@@ -58,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     options = parser().parse_args(argv)
     try:
+        if hasattr(options, "function"):
+            must_exist(split(options.function)[0])  # before PyTorch is imported, which takes seconds
         code = importlib.import_module(f"aicf.cli.{options.command}").run(options)
         sys.stdout.flush()
         return code

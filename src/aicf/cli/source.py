@@ -49,19 +49,27 @@ def split(spec: str) -> tuple[Path, str]:
     file, colon, name = spec.rpartition(":")
     if not colon or not name or "/" in name or "\\" in name:
         path = Path(spec if not colon or "/" in name or "\\" in name else file)
+        if path.suffix == ".py":
+            must_exist(path)
         if path.is_file():
             raise CommandError(f"say which function of {path}: {path}:FUNCTION. It has: {_listing(callables(import_file(path)))}")
         raise CommandError(f"{spec!r} does not name a function; write FILE.py:FUNCTION")
     return Path(file), name
 
 
+def must_exist(path: Path) -> None:
+    """Raises CommandError, with what was looked for where, when there is no file `path`."""
+    if path.is_file():
+        return
+    folder = path.parent
+    others = [p.name for p in folder.glob("*.py")] if folder.is_dir() else []
+    looked = f"in {folder.resolve()}" if folder.is_dir() else f"(there is no folder {folder} either)"
+    raise CommandError(f"there is no file {path.name} {looked}{_near(path.name, others)}")
+
+
 def import_file(path: Path) -> ModuleType:
     """The module in the file `path`, imported with its own folder on the path as Python does for scripts."""
-    if not path.is_file():
-        folder = path.parent
-        others = [p.name for p in folder.glob("*.py")] if folder.is_dir() else []
-        looked = f"in {folder.resolve()}" if folder.is_dir() else f"(there is no folder {folder} either)"
-        raise CommandError(f"there is no file {path.name} {looked}{_near(path.name, others)}")
+    must_exist(path)
     name = path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -27,9 +27,10 @@ EXPONENTIALS = ("exp", "exp2", "expm1")
 @dataclass
 class Candidate:
     """A value contraction, the variable it sums over, its operands P (`weights`, read at `place`) and V (`values`), the row
-    variables that only P has, the score contractions below P, and the contractions that mix P's rows (`blocked`). `products`:
-    the element-wise products that belong to contractions spelt as a product and a sum. `softmax_like`: exponentials of
-    the scores are taken on the way (and the scores not only normalised, as by a norm between two linear layers)."""
+    variables that only P has, the score contractions below P, and the contractions that mix P's rows (`blocked`; `additive`: one
+    of them only weighs and sums what is no product of rows and keys; `elsewhere`: one has the summed variable as a batch).
+    `products`: the element-wise products that belong to contractions spelt as a product and a sum. `softmax_like`: exponentials
+    of the scores are taken on the way (and the scores not only normalised, as by a norm between two linear layers)."""
 
     node: Node
     at: At
@@ -44,6 +45,8 @@ class Candidate:
     blocked: list[Node] = field(default_factory=list[Node])
     products: list[Node] = field(default_factory=list[Node])
     softmax_like: bool = False
+    additive: bool = False
+    elsewhere: bool = False
 
 
 def free(at: At) -> frozenset[Var]:
@@ -190,6 +193,8 @@ def _walk(c: Candidate, node: Node, at: At, seen: set[tuple[Node, At]]) -> None:
             if not summed.products:
                 if node not in c.blocked:
                     c.blocked.append(node)
+                    c.additive = c.additive or _additive(c, summed)
+                    c.elsewhere = c.elsewhere or all(c.stream in free(own) for _, own in summed.operands)
                 continue
         whole = whole or node.op in SOFTMAXES
         for source, own in reversed(reads):
@@ -197,6 +202,16 @@ def _walk(c: Candidate, node: Node, at: At, seen: set[tuple[Node, At]]) -> None:
                 stack.append((source, own))
                 users.setdefault(source, []).append(node)
     c.softmax_like = whole or any(n.op in EXPONENTIALS for n in _reached([*c.atoms, *c.blocked], lambda n: users.get(n, ())))
+
+
+def _additive(c: Candidate, summed: Contraction) -> bool:
+    """Whether `summed` weighs, with what is the same for all rows and keys, elements that are made without any such product."""
+    mixed = [(x, own) for x, own in summed.operands if two_axis(own, (c.stream,), c.rows)]
+    others = [own for x, own in summed.operands if (x, own) not in mixed]
+    if len(mixed) != 1 or any(free(own) & (c.rows | {c.stream}) for own in others):
+        return False
+    made = _read(*mixed[0])
+    return not any(two_axis(own, (c.stream,), c.rows) and contraction(x, own, {}) is not None for x, own in made)
 
 
 def pure(nodes: list[Node]) -> set[Node]:

@@ -72,8 +72,8 @@ class Extraction:
     def _reduction(self, e: Reduce) -> Expr:
         if e.var is not self.stream and self.stream in variables(e):
             raise NotACascade(
-                "one normaliser runs over the rows of the scores while the values are summed over their columns; both would "
-                "have to be streamed at once",
+                "the normaliser runs along one axis of the scores and the sum with the values along another (a softmax over the "
+                "queries, or heads mixed after the softmax); both would have to be streamed at once",
                 e.var,
             )
         if e.extent is not self.length:

@@ -260,7 +260,7 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
     if not c.atoms:
         if not c.softmax_like:
             return None
-        return Refused(c.node, _mixing(c), c.blocked[0])
+        return Refused(c.node, _mixing(c), c.node if c.elsewhere else c.blocked[0])
     if not c.softmax_like and _weight(context, c.values):
         return None  # said before anything is pulled: through residual sums and norms a linear layer reaches all layers below it
     if any(isinstance(d, Const) and d.value == 0 for n in (c.node, *c.node.inputs) for d in n.type.shape):
@@ -309,9 +309,19 @@ def _no_products(made_of: list[Node]) -> str:
 
 
 def _mixing(c: Candidate) -> str:
+    if c.elsewhere:
+        return (
+            "the probabilities are summed over another axis than that of the keys (heads are mixed after the softmax), so that "
+            "one result depends on other rows' or heads' scores"
+        )
     node = c.blocked[0]
     # Frontends name a node after its op where they can: "matmul_1", which need not be said twice.
     called = node.name if node.name.startswith(node.op) else f"{node.op} {node.name}"
+    if c.additive:
+        return (
+            f"the scores are what {called} sums: terms made of a query and a key, but not as a product of the two (additive "
+            "attention); kernels are derived for scores that are sums of such products"
+        )
     return (
         f"the scores pass through {called}, which sums over an axis of the score tensor itself (one row's scores "
         "depend on other rows' or heads' scores), so a tile of them cannot be computed from a tile of keys"

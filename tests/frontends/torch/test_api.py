@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from typing import Any
@@ -135,6 +136,29 @@ def test_explain_names_graph_breaks(qkv: tuple[Tensor, ...]) -> None:
     report = aicf.explain(fn, *qkv)
     assert len(report.graphs) == 2
     assert "graph break: " in str(report)
+
+
+def test_explain_takes_the_options_of_compile(qkv: tuple[Tensor, ...]) -> None:
+    (r,) = aicf.explain(attention, *qkv, options={"target": "h100", "fuse": "always"}).regions
+    assert r.status == "streamed" and "tl.dot" in r.dump("triton")
+    (r,) = aicf.explain(attention, *qkv, options={"schedule": "tile_m=1,tile_n=1"}).regions
+    assert r.status == "declined"
+    with pytest.raises(ValueError, match="unknown option targte: the options are"):
+        aicf.explain(attention, *qkv, options={"targte": "h100"})
+    with pytest.raises(ValueError, match="option rest makes no sense"):
+        aicf.explain(attention, *qkv, options={"rest": "eager"})
+    with pytest.raises(aicf.NotStreamed, match="heads"):
+        aicf.explain(talking_heads, *qkv, options={"require": "streamed"})
+
+
+def test_a_wrong_shape_is_told_in_one_message(qkv: tuple[Tensor, ...], caplog: pytest.LogCaptureFixture) -> None:
+    q, k, v = qkv
+    with pytest.raises(RuntimeError) as raised:
+        aicf.explain(attention, q, k[..., :9], v)
+    assert "\n" not in str(raised.value) and "dynamo" not in str(raised.value).lower()
+    assert "test_api.py" in str(raised.value) and "in attention: return (q @ k" in str(raised.value)
+    assert raised.value.__suppress_context__ and len(raised.traceback) == 2
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
 def test_explain_of_no_attention() -> None:

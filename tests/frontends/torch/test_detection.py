@@ -82,7 +82,32 @@ def test_alternating_normalisers_are_refused_with_a_reason():
 
     (r,) = regions(sinkhorn, Q, K, V)
     assert r.status == "refused"
-    assert "normaliser runs over the rows" in r.reason
+    assert "normaliser runs along one axis of the scores and the sum with the values along another" in r.reason
+
+
+def test_refusals_say_what_is_in_the_way():
+    def additive(q: Tensor, k: Tensor, v: Tensor, w: Tensor, m: Tensor) -> Tensor:
+        return (torch.tanh(q[..., :, None, :] + k[..., None, :, :]) @ w).softmax(-1) @ v
+
+    def additive_of_projections(q: Tensor, k: Tensor, v: Tensor, w: Tensor, m: Tensor) -> Tensor:
+        q, k = F.linear(q, m), F.linear(k, m)
+        return (torch.tanh(q[..., :, None, :] + k[..., None, :, :]) @ w).softmax(-1) @ v
+
+    def heads_before(q: Tensor, k: Tensor, v: Tensor, w: Tensor, m: Tensor) -> Tensor:
+        return F.linear((q @ k.mT).movedim(1, -1), m[:3, :3]).movedim(-1, 1).softmax(-1) @ v
+
+    def heads_after(q: Tensor, k: Tensor, v: Tensor, w: Tensor, m: Tensor) -> Tensor:
+        return F.linear((q @ k.mT).softmax(-1).movedim(1, -1), m[:3, :3]).movedim(-1, 1) @ v
+
+    said = {
+        additive: "not as a product of the two (additive attention)",
+        additive_of_projections: "not as a product of the two (additive attention)",
+        heads_before: "sums over an axis of the score tensor itself",
+        heads_after: "heads are mixed after the softmax",
+    }
+    for fn, reason in said.items():
+        (r,) = regions(fn, Q, K, V, torch.ones(4), torch.ones(4, 4), weights=(3, 4))
+        assert r.status == "refused" and reason in r.reason, (fn.__name__, r.reason)
 
 
 def test_a_mask_after_the_softmax_that_hides_everything_leaves_nothing_to_stream():

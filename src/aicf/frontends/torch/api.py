@@ -15,6 +15,7 @@ from aicf.report import GraphReport, Report
 from aicf.schedule.target import Target
 
 from .backend import backend_options
+from .inputs import call_error, errors_unlogged, plainly
 
 __all__ = ["NotStreamed", "Report", "compile", "explain"]
 
@@ -56,13 +57,28 @@ def compile(
     return _plain_errors(compiled)
 
 
-def explain(fn_or_module: Any, *args: Any, **kwargs: Any) -> Report:
+def explain(fn_or_module: Any, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any) -> Report:
     """What becomes of every attention in one call `fn_or_module(*args, **kwargs)`. The call itself runs eagerly, once.
 
-    Raises TypeError for what is not callable, and whatever the call raises.
+    `options`: those of `aicf.compile`, by name, e.g. {"target": "h100", "strict": True}; a GPU need not be here.
+    Raises TypeError for what is not callable, ValueError for a bad option, and whatever the call raises.
     """
     _callable(fn_or_module, "aicf.explain")
-    return explained(fn_or_module, {"fuse": "auto"}, *args, **kwargs)
+    chosen = dict(options or {})
+    for name in ("rest", "report"):
+        if name in chosen:
+            raise ValueError(f"option {name} makes no sense for an explanation, which runs nothing but the call itself")
+    backend_options(chosen)
+    try:
+        return explained(fn_or_module, chosen, *args, **kwargs)
+    except Exception as e:
+        if isinstance(e, BackendCompilerFailed) and isinstance(e.inner_exception, NotStreamed):
+            raise e.inner_exception from None
+        # Dynamo wraps the call's own mistakes in pages of advice; a dry run tells them plainly.
+        error = call_error(fn_or_module, args, kwargs)
+        if error is None:
+            raise
+        raise plainly(error, fn_or_module) from None
 
 
 def explained(fn_or_module: Any, options: Mapping[str, Any], /, *args: Any, **kwargs: Any) -> Report:
@@ -77,7 +93,8 @@ def explained(fn_or_module: Any, options: Mapping[str, Any], /, *args: Any, **kw
     torch._dynamo.reset()
     try:
         compiled = torch.compile(fn_or_module, backend="aicf", options={**options, "rest": "explain", "report": note})
-        compiled(*args, **kwargs)
+        with errors_unlogged():
+            compiled(*args, **kwargs)
     finally:
         torch._dynamo.reset()
     report.breaks = [_first_line(why) for why, n in counters["graph_break"].items() if n > before.get(why, 0)]

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torch._dynamo.exc import RestartAnalysis
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
@@ -196,6 +197,8 @@ def _finish(gm: Module, rewritten: Module | None, inputs: Sequence[Any], options
         _note_no_compiler(str(e).splitlines()[0])
         report.rest = "eager"
         return module.forward
+    except RestartAnalysis:  # Dynamo traces again, with a float that Inductor cannot take as a constant
+        raise
     except Exception as e:
         if rewritten is None:
             raise

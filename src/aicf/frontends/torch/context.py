@@ -7,6 +7,7 @@ changes the result only by its category (bool < integer < float). Halves are com
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -32,13 +33,20 @@ from aicf.semantic import GraphBuilder, Node, TensorType
 
 from .symbols import DTYPE_OF, Unreadable
 
-Number: TypeAlias = "bool | int | float | Expr"
+Number: TypeAlias = "bool | int | float | Expr | Given"
 Operand: TypeAlias = "Node | Number"
 Handler: TypeAlias = "Callable[[Context, Args], Node | Sequence[Node | None] | None]"
 
 EXPRESSIONS = (Const, Var, Load, Call, Reduce)
 MAX_FLOAT: dict[DType, float] = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "f32": 3.4028234663852886e38,
                                  "f64": 1.7976931348623157e308}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Given:
+    """A Python float that is known only when the graph runs; `node`: its float32 value as a tensor of rank 0."""
+
+    node: Node
 
 
 class Args:
@@ -91,6 +99,10 @@ class Context:
 
     def number(self, value: Number, dtype: DType) -> Node:
         """A number as a tensor of rank 0."""
+        if isinstance(value, Given):
+            if dtype == "f64" or not is_float(dtype):
+                raise Unreadable(f"a float that is known only when the graph runs is needed in {dtype}")
+            return self.b.cast(value.node, dtype)
         if isinstance(value, EXPRESSIONS):
             return self.b.scalar(cast(value, dtype))
         return self.b.scalar(const(value, dtype))
@@ -180,7 +192,7 @@ def _combine(higher: DType | None, lower: DType | None) -> DType | None:
 def _loses_digits(x: Operand, dtype: DType) -> bool:
     if isinstance(x, Node):
         return x.type.rank == 0 and x.type.dtype in ("f32", "f64")
-    if isinstance(x, EXPRESSIONS):
+    if isinstance(x, (Given, *EXPRESSIONS)):
         return True
     value = float(x)
     return value == value and float(rounded(value, dtype)) != value

@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .ops_contract import parse_einsum
@@ -53,8 +55,56 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | None = No
     return (left @ right.mT).clamp_min(0).sqrt()
 
 
+def _multi_head_attention(
+    query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor, qkv_bias: Tensor,
+    proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None, need_weights: bool = True,
+    average_attn_weights: bool = True, mask_type: int | None = None,
+) -> Any:  # fmt: skip
+    """What nn.MultiheadAttention runs in eval mode. True hides; the mask is [N, M], [B, M] or [B, H, N, M] by `mask_type`."""
+    if mask is not None and mask_type not in (0, 1, 2):
+        return NotImplemented
+    parts = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
+    q, k, v = (F.linear(x, w, b).unflatten(-1, (num_head, -1)).transpose(1, 2) for x, w, b in parts)
+    scores = (q * (embed_dim // num_head) ** -0.5) @ k.mT
+    if mask is not None:
+        hidden = mask.bool()
+        scores = scores.masked_fill(hidden[:, None, None, :] if mask_type == 1 else hidden, -math.inf)
+    weights = scores.softmax(-1)
+    result = F.linear((weights @ v).transpose(1, 2).flatten(2), proj_weight, proj_bias)
+    if not need_weights:
+        return result, None
+    return result, weights.sum(1) / num_head if average_attn_weights else weights
+
+
+def _encoder_layer(
+    src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor,
+    use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor, norm_weight_2: Tensor,
+    norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor, ffn_bias_2: Tensor,
+    mask: Tensor | None = None, mask_type: int | None = None,
+) -> Any:  # fmt: skip
+    """What nn.TransformerEncoderLayer runs in eval mode."""
+
+    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.layer_norm(x, (embed_dim,), weight, bias, eps)
+
+    x = norm(src, norm_weight_1, norm_bias_1) if norm_first else src
+    attended = _multi_head_attention(
+        x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False, True, mask_type
+    )
+    if attended is NotImplemented:
+        return NotImplemented
+    x = attended[0] + src
+    x = x if norm_first else norm(x, norm_weight_1, norm_bias_1)
+    rows = (norm(x, norm_weight_2, norm_bias_2) if norm_first else x).flatten(0, -2)
+    inner = torch.ops.aten._addmm_activation.default(ffn_bias_1, rows, ffn_weight_1.t(), use_gelu=use_gelu)
+    x = F.linear(inner, ffn_weight_2, ffn_bias_2).view(x.shape) + x
+    return x if norm_first else norm(x, norm_weight_2, norm_bias_2)
+
+
 TABLE: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.einsum.default: _einsum,
     torch.ops.aten.cosine_similarity.default: _cosine_similarity,
     torch.ops.aten.cdist.default: _cdist,
+    torch.ops.aten._native_multi_head_attention.default: _multi_head_attention,
+    torch.ops.aten._transformer_encoder_layer_fwd.default: _encoder_layer,
 }

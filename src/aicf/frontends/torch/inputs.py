@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,14 +35,19 @@ def random_tensor(shape: tuple[int, ...], dtype: str, seed: int) -> torch.Tensor
 
 @contextlib.contextmanager
 def inference() -> Iterator[None]:
-    """No gradients (a module's parameters would ask for them, and none are derived yet), and no log of failing shapes: errors
-    that a call raises are the caller's to print."""
+    """No gradients (a module's parameters would ask for them, and none are derived yet), and `errors_unlogged`."""
+    with errors_unlogged(), torch.no_grad():
+        yield
+
+
+@contextlib.contextmanager
+def errors_unlogged() -> Iterator[None]:
+    """No log of failing shapes: errors that a call raises are the caller's to tell."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
-        with torch.no_grad():
-            yield
+        yield
     finally:
         log.setLevel(level)
 
@@ -57,3 +64,13 @@ def call_error(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         except Exception as e:
             return e
     return None
+
+
+def plainly(error: Exception, fn: Callable[..., Any]) -> Exception:
+    """`error`, which `call_error` found in `fn`, with the user's line in the place of the frames of PyTorch's own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    target = inspect.unwrap(getattr(fn, "forward", fn))
+    own = [f for f in frames if f.filename == getattr(getattr(target, "__code__", None), "co_filename", None)]
+    if own:
+        error.args = (f"{error} (at {own[-1].filename}:{own[-1].lineno} in {own[-1].name}: {own[-1].line})",)
+    return error.with_traceback(None)

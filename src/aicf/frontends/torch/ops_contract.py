@@ -155,14 +155,14 @@ def _tensordot(c: Context, a: Args) -> Node:
 
 
 def _attention(c: Context, a: Args) -> Node:
-    if a.get("dropout_p", 0.0) > 0:
+    if a.get("dropout_p", 0.0) != 0:
         raise Unreadable("dropout is on")
     return attention(c, a.query, a.key, a.value, a.get("attn_mask"), bool(a.get("is_causal", False)), a.get("scale"),
                      bool(a.get("enable_gqa", False)))  # fmt: skip
 
 
 def _flash_attention(c: Context, a: Args) -> list[Node | None]:
-    if a.get("dropout_p", 0.0) > 0:
+    if a.get("dropout_p", 0.0) != 0:
         raise Unreadable("dropout is on")
     found = attention(c, a.query, a.key, a.value, a.get("attn_mask"), bool(a.get("is_causal", False)), a.get("scale"), False)
     return [found, *[None] * (len(c.out_types) - 1)]

@@ -397,13 +397,13 @@ def _type_as(c: Context, a: Args) -> Node:
 
 
 def _dropout(c: Context, a: Args) -> Node:
-    if a.get("train", False) and a.get("p", 0.5) > 0:
+    if a.get("train", False) and a.get("p", 0.5) != 0:
         raise Unreadable("dropout is on")
     return a.input
 
 
 def _native_dropout(c: Context, a: Args) -> list[Node | None]:
-    if (a.get("train") is None or a.train) and a.get("p", 0.5) > 0:
+    if (a.get("train") is None or a.train) and a.get("p", 0.5) != 0:
         raise Unreadable("dropout is on")
     return [a.input, c.full(True, c.out_types[1]) if c.out_types[1] else None]
 

@@ -26,7 +26,7 @@ from aicf.semantic import Graph, GraphBuilder, Node, TensorType, ancestors
 from aicf.semantic.whole import whole_contractions
 
 from . import ops_contract, ops_create, ops_elementwise, ops_index, ops_reduce, ops_views
-from .context import Args, Context, Handler
+from .context import Args, Context, Given, Handler
 from .locations import location_of, op_name
 from .symbols import Dims, Unreadable, from_symbolic, type_of
 
@@ -185,7 +185,7 @@ class _Reader:
         if isinstance(value, torch.SymInt):
             return self.dims.expression(value)
         if isinstance(value, torch.SymFloat | torch.SymBool):
-            return from_symbolic(value)
+            return self._float(x, value)
         if isinstance(value, int | float):
             return value
         if x in self.stale:
@@ -194,6 +194,16 @@ class _Reader:
         if isinstance(found, Node) or (isinstance(found, list) and found):
             return found
         raise Unreadable(self.unread.get(x, f"{op_name(x)} gives no tensor that is supported"))
+
+    def _float(self, x: torch.fx.Node, value: torch.SymFloat | torch.SymBool) -> Any:
+        """A float that follows from sizes as their expression, any other as what its tensor holds when the graph runs."""
+        try:
+            return from_symbolic(value)
+        except Unreadable:
+            made = self.env.get(x.meta.get("float32"))  # type: ignore[arg-type]
+            if not isinstance(made, Node):
+                raise
+            return Given(made)
 
     def _refresh(self, x: torch.fx.Node) -> None:
         """A view whose storage was written through another: a new unknown."""

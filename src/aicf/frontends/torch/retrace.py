@@ -20,6 +20,7 @@ from torch.fx.node import map_arg
 from torch.fx.traceback import preserve_node_meta
 
 from .decompose import TABLE
+from .numbers import floats_as_tensors
 
 
 def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
@@ -42,6 +43,7 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
     if lost := _lost(traced):
         raise RuntimeError(f"tracing the graph again loses where {', '.join(lost)} is computed")
     _check_results(gm, traced)
+    floats_as_tensors(traced, mode)
     if cast:
         _without_autocast(traced, cast)
     for old, new in zip(placeholders, [n for n in traced.graph.nodes if n.op == "placeholder"], strict=True):
