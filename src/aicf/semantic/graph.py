@@ -27,12 +27,14 @@ class Node:
 @dataclass
 class Graph:
     """Nodes in topological order, the inputs among them in call order, and what is returned. `readers`: nodes whose tensors are
-    read outside of the graph as well, with a word on what reads them."""
+    read outside of the graph as well, with a word on what reads them; `unknown`: inputs that the program computes in ways that
+    are not followed, with the reasons."""
 
     nodes: list[Node] = field(default_factory=list[Node])
     inputs: list[Node] = field(default_factory=list[Node])
     outputs: list[Node] = field(default_factory=list[Node])
     readers: dict[Node, str] = field(default_factory=dict[Node, str])
+    unknown: dict[Node, str] = field(default_factory=dict[Node, str])
 
     def users(self) -> dict[Node, list[Node]]:
         """For each node the nodes that read it, in order."""

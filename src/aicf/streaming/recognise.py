@@ -89,11 +89,13 @@ class Refused:
 @dataclass
 class Settings:
     """What recognition may assume: `anchors`, the nodes whose tensors exist outside (None: all); `parameters`, model weights;
-    `readers`, nodes that something outside of the graph reads, and what that is."""
+    `readers`, nodes that something outside of the graph reads, and what that is; `unknown`, inputs that the program computes in a
+    way that is not followed, and why."""
 
     anchors: Collection[Node] | None = None
     parameters: Collection[Node] = field(default_factory=frozenset[Node])
     readers: Mapping[Node, str] = field(default_factory=dict[Node, str])
+    unknown: Mapping[Node, str] = field(default_factory=dict[Node, str])
 
 
 def recognise(
@@ -121,7 +123,8 @@ def recognise(
             best = Refused(node, "it attends to a single key: all weights are 1, and there is nothing to stream")
         made_of = without_products(node) if best is None and context.softmaxes else None
         if made_of is not None:
-            best = Refused(node, _no_products(made_of), next((n for n in made_of if n.location and n.location.file), None))
+            guilty = next((n for n in made_of if n.location and n.location.file), None)
+            best = Refused(node, _no_products(made_of, context.settings.unknown), guilty)
         if best is None:
             continue
         found.append(best)
@@ -299,8 +302,9 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
     return _finished(policy, c, extraction, exits, columns)
 
 
-def _no_products(made_of: list[Node]) -> str:
-    names = ", ".join(n.name for n in made_of[:3]) + (", …" if len(made_of) > 3 else "")
+def _no_products(made_of: list[Node], unknown: Mapping[Node, str]) -> str:
+    said = [n.name + (f" ({unknown[n]})" if n in unknown else "") for n in made_of[:3]]
+    names = ", ".join(said) + (", …" if len(made_of) > 3 else "")
     return (
         "no product of queries and keys is found below its softmax"
         + (f": the scores are made of {names} alone" if names else "")

@@ -473,3 +473,39 @@ def test_a_mask_made_under_vmap_is_seen() -> None:
         return (q @ k.transpose(-2, -1) / 4.0).masked_fill(~mask, -torch.inf).softmax(-1) @ v, mask + 0.0
 
     same(fn, *qkv(40, 40))
+
+
+def test_scores_changed_in_place_are_not_computed_twice() -> None:
+    def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT
+        scores.masked_fill_(torch.ones(40, 56, dtype=torch.bool).triu(1), -INF)
+        scores += 1
+        return scores.softmax(-1) @ v
+
+    seen: list[Any] = []
+
+    def note(gm: torch.fx.GraphModule, given: list[Any]) -> Any:
+        _, module = backend.streamed_module(gm, given, backend.backend_options({"fuse": "always"}))
+        assert module is not None
+        seen.extend(str(n.target) for n in module.graph.nodes if n.op == "call_function")
+        return module.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        close(torch.compile(masked, backend=note)(*qkv()), masked(*qkv()))
+    assert seen == ["aicf.region.default", "<built-in function getitem>"]
+
+
+def test_what_is_changed_in_place_and_read_stays() -> None:
+    def summed(q: Tensor, k: Tensor, v: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        out = attention(q, k, v)
+        held = out.new_zeros(out.shape)
+        held[:, 0] = out[:, 0]
+        part = held[:, 1]
+        part += 1
+        part += out[:, 1]
+        total += out.sum()
+        out[:, 2].mul_(2)
+        return out, held, out.transpose(1, 2)
+
+    same(summed, *qkv(), torch.ones(()))

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from tests.contract import assert_contract
 from tests.frontends.torch.streamed import assert_streams, compiled
 
 INF = math.inf
@@ -154,6 +157,24 @@ def test_sdpa(kind: str, dtype: torch.dtype) -> None:
     if kind in ("bool", "-inf"):
         assert (got[:, :, :EMPTY] == 0).all()
     assert got.isfinite().all()
+
+
+def test_rows_without_keys_are_zero_as_in_flex_attention() -> None:
+    """Its meaning, spelt out: the log of an empty sum is taken for 0 where the probabilities are made."""
+
+    def spelt(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        s = (q @ k.mT / math.sqrt(D)).masked_fill(~kept(), -INF)
+        lse = torch.logsumexp(s, -1)
+        return torch.exp(s - torch.where(lse == -INF, 0.0, lse)[..., None]) @ v, lse
+
+    q, k, v = tensors(torch.float32)
+    run, regions = compiled(spelt, q, k, v)
+    assert [r.status for r in regions] == ["streamed"], [r.reason for r in regions]
+    mask = create_block_mask(lambda b, h, i, j: j <= 2 * (i - EMPTY), None, None, N, M, device="cpu")
+    theirs: Any = flex_attention(q, k, v, block_mask=mask, return_lse=True)
+    for ours, other, exact in zip(run(q, k, v), theirs, spelt(q.double(), k.double(), v.double()), strict=True):
+        assert_contract(ours, other, exact, "f32")
+    assert (theirs[0][:, :, :EMPTY] == 0).all() and (theirs[1][:, :, :EMPTY] == -INF).all()
 
 
 AFTER: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

@@ -82,6 +82,20 @@ def storage_of(value: Any) -> int | None:
         return None
 
 
+def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The FX nodes whose memory `node` writes."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return []
+    found: list[torch.fx.Node] = []
+    for k, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        raw = node.args[k] if k < len(node.args) and not argument.kwarg_only else node.kwargs.get(argument.name)
+        found += [x for x in (raw if isinstance(raw, list | tuple) else (raw,)) if isinstance(x, torch.fx.Node)]
+    return found
+
+
 def _geometry(value: torch.Tensor) -> tuple[Any, ...]:
     return (value.dtype, tuple(map(str, value.shape)), tuple(map(str, value.stride())), str(value.storage_offset()))
 
@@ -160,7 +174,7 @@ class _Reader:
             return
         made = self.b.input(node.name, kind.dtype, kind.shape)
         if reason:
-            self.reading.boundaries[made] = reason
+            self.reading.boundaries[made] = self.b.graph.unknown[made] = reason
         self._bind(node, made)
 
     def _remember(self, node: torch.fx.Node, value: Any) -> None:
@@ -210,7 +224,7 @@ class _Reader:
         since = self.stale.pop(x)
         kind = type_of(x.meta["val"], self.dims)
         made = self.b.input(x.name, kind.dtype, kind.shape)
-        self.reading.boundaries[made] = "its storage is changed in place through another view"
+        self.reading.boundaries[made] = self.b.graph.unknown[made] = "its storage is changed in place through another view"
         self.origin[made] = x
         self.env[x] = made
         self.reading.anchors[made] = [Anchor(x, since)]
@@ -223,7 +237,7 @@ class _Reader:
         if node.target is _getitem:
             self._getitem(node)
             return
-        written = self._written(node)
+        written = written_by(node)
         if not isinstance(value, torch.Tensor) and not (isinstance(value, list | tuple) and value):
             if not getattr(node.target, "__name__", "").startswith(_QUESTIONS):
                 self._read_outside(node)
@@ -323,19 +337,6 @@ class _Reader:
         return Args(values, raws)
 
     # ---------------------------------------------------------------- in-place ops
-
-    def _written(self, node: torch.fx.Node) -> list[torch.fx.Node]:
-        """The FX nodes whose memory `node` writes."""
-        target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
-            return []
-        found: list[torch.fx.Node] = []
-        for k, argument in enumerate(target._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            raw = node.args[k] if k < len(node.args) and not argument.kwarg_only else node.kwargs.get(argument.name)
-            found += [x for x in (raw if isinstance(raw, list | tuple) else (raw,)) if isinstance(x, torch.fx.Node)]
-        return found
 
     def _mutate(self, written: list[torch.fx.Node], result: Node | None) -> None:
         for x in written:

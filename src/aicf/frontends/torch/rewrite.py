@@ -23,7 +23,7 @@ from aicf.semantic import Node
 
 from .layouts import memory_order
 from .locations import location_of
-from .reader import Anchor, Reading, storage_of
+from .reader import Anchor, Reading, storage_of, written_by
 from .region_op import REGION, register, size_names
 
 # Checks of element type and shape that were already made while tracing; they would keep a replaced tensor alive.
@@ -86,10 +86,40 @@ def rewrite(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[Region
         for node in list(gm.graph.nodes):
             if node.op == "call_function" and node.target in _SETTLED and not node.users:
                 gm.graph.erase_node(node)
+        _erase_dead_writes(gm.graph)
         gm.graph.eliminate_dead_code()
         gm.graph.lint()
         gm.recompile()
     return placed
+
+
+def _erase_dead_writes(graph: torch.fx.Graph) -> None:
+    """Erases ops that change, in place, memory of the graph's own that nothing reads any more: scores that a region now keeps in
+    registers. For FX such ops are effects, which it never takes for dead."""
+    nodes = list(graph.nodes)
+    given = {storage_of(n.meta.get("val")) for n in nodes if n.op in ("placeholder", "get_attr")}
+    writers: dict[int, list[torch.fx.Node]] = {}
+    for node in nodes:
+        keys = {storage_of(x.meta.get("val")) for x in written_by(node)}
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if keys and None not in keys and not keys & given and not random:
+            for key in keys:
+                writers.setdefault(key, []).append(node)  # type: ignore[arg-type]
+    local = {n for found in writers.values() for n in found}
+    live: set[torch.fx.Node] = set()
+    stack = [n for n in nodes if n.op == "output" or (n.is_impure() and n not in local)]
+    while stack:
+        node = stack.pop()
+        if node in live:
+            continue
+        live.add(node)
+        stack += node.all_input_nodes
+        value = node.meta.get("val")
+        for x in value if isinstance(value, list | tuple) else (value,):
+            stack += writers.get(storage_of(x), ())  # type: ignore[arg-type]
+    for node in reversed(nodes):
+        if node not in live and node.op != "placeholder":
+            graph.erase_node(node)
 
 
 def _plan(reading: Reading, nodes: list[torch.fx.Node], result: RegionResult, copies: bool) -> Place:
@@ -143,6 +173,7 @@ def _apply(
         last = made
         if orders[k] != direct[k]:
             made = last = _reordered(gm, made, orders[k], old)
+        made.meta["val"] = old.meta["val"]  # its views and changes in place are those of `old`
         new[old] = made
         old.replace_all_uses_with(made)
     return number

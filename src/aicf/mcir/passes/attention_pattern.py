@@ -34,7 +34,8 @@ class AttentionPatternPass:
     parameters: Collection[Node] = ()
 
     def __call__(self, graph: Graph) -> MCModule:
-        return _module(recognise(graph.nodes, graph.outputs, Settings(self.anchors, self.parameters, graph.readers)))
+        settings = Settings(self.anchors, self.parameters, graph.readers, graph.unknown)
+        return _module(recognise(graph.nodes, graph.outputs, settings))
 
 
 def run_attention_pattern_pass(semantic_graph: Graph) -> MCModule:
