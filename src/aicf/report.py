@@ -79,7 +79,10 @@ class Report:
         counts = {s: sum(r.status == s for r in found) for s in ("streamed", "declined", "refused")}
         graphs = f"{len(self.graphs)} graph{'s' if len(self.graphs) != 1 else ''}"
         if not found:
-            return f"no attention found in {graphs}"
+            # An attention may hide in them: an op of PyTorch's or of somebody else's that is one as a whole.
+            end = " is not followed"
+            opaque = sorted({why.removesuffix(end) for g in self.graphs for _, why in g.boundaries if why.endswith(end)})
+            return f"no attention found in {graphs}" + (f"; not followed: {', '.join(opaque)}" if opaque else "")
         said = ", ".join(f"{n} {s}" for s, n in counts.items() if n)
         return f"{len(found)} attention{'s' if len(found) != 1 else ''} in {graphs}: {said}"
 

@@ -163,3 +163,5 @@ def test_a_wrong_shape_is_told_in_one_message(qkv: tuple[Tensor, ...], caplog: p
 
 def test_explain_of_no_attention() -> None:
     assert str(aicf.explain(lambda x: x + 1, torch.randn(3))) == "no attention found in 1 graph\n"
+    hidden = str(aicf.explain(lambda x: x.sort().values + 1, torch.randn(3)))
+    assert hidden == "no attention found in 1 graph; not followed: aten.sort\n"

@@ -190,6 +190,21 @@ def scores_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return s.softmax(-1) @ v
 
 
+def scores_in_parts(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q @ k.transpose(-2, -1)
+    s[..., 0] = -INF
+    s[:, 1] += 1
+    s[..., 20:, 30:] = -INF
+    return s.softmax(-1) @ v
+
+
+def mask_in_parts(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    mask = torch.zeros(q.shape[-2], k.shape[-2])
+    mask[:, 9:] = -INF
+    mask[3:5, 20:30] = 0
+    return ((q @ k.transpose(-2, -1)) + mask).softmax(-1) @ v
+
+
 def outputs_share_memory(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     out = attention(q, k, v)
     return out, out.view(-1)
@@ -232,6 +247,7 @@ def input_returned(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     "fn",
     [
         input_changed_after, input_changed_before, input_changed_between, output_changed, view_of_output_changed, scores_in_place,
+        scores_in_parts, mask_in_parts,
         outputs_share_memory, strided_output, strided_twice, merged_heads, merged_and_kept, fused_then_viewed, columns_first,
         input_returned,
     ],
@@ -509,3 +525,14 @@ def test_what_is_changed_in_place_and_read_stays() -> None:
         return out, held, out.transpose(1, 2)
 
     same(summed, *qkv(), torch.ones(()))
+
+
+@pytest.mark.parametrize("rest", ["eager", "inductor"])
+def test_constant_tensors(rest: str) -> None:
+    def scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = q @ k.mT * torch.tensor([0.5, 0.25, 0.125])[:, None, None]
+        s[..., 0] = -INF
+        return s.softmax(-1) @ v
+
+    compiled = same(scaled, *qkv(), rest=rest)
+    assert [r.mask for g in compiled.reports for r in g.regions] == ["j != 0"]

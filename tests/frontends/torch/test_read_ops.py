@@ -550,6 +550,19 @@ def a_part(x: Tensor, y: Tensor) -> Tensor:
     return s.softmax(-1)
 
 
+def parts(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    s = x * 2
+    before = s[0]
+    s[..., -1] = y[:, 0]
+    s[1:, 1] += 1
+    s[:2, 1:3].mul_(x[:2, 1:3])
+    s[1:-1] = 5.0
+    s[:] -= 1
+    t = x + 1
+    t[::2] = 0.0
+    return s.softmax(-1), before + 1, t.softmax(-1)
+
+
 def narrowing(x: Tensor, y: Tensor) -> Tensor:
     s = (x * 10).long()
     s += 2
@@ -577,6 +590,7 @@ def copied(x: Tensor, y: Tensor) -> Tensor:
         in_place=in_place,
         through_a_view=through_a_view,
         a_part=a_part,
+        parts=parts,
         narrowing=narrowing,
         of_an_input=of_an_input,
         copied=copied,

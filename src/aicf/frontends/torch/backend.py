@@ -84,11 +84,16 @@ def aicf_backend(
         rewritten = None
     if chosen.report is not None:
         chosen.report(report)
-    if chosen.require == "streamed":
-        missing = [r for r in report.regions if r.status != "streamed"]
-        if missing or report.problem:
-            raise NotStreamed([(r.source, r.name, r.status, r.reason) for r in missing], report.problem)
-    return _finish(gm, rewritten, example_inputs, chosen, report)
+    _require(chosen, report)
+    made = _finish(gm, rewritten, example_inputs, chosen, report)
+    _require(chosen, report)
+    return made
+
+
+def _require(options: BackendOptions, report: GraphReport) -> None:
+    missing = [r for r in report.regions if r.status != "streamed"]
+    if options.require == "streamed" and (missing or report.problem):
+        raise NotStreamed([(r.source, r.name, r.status, r.reason) for r in missing], report.problem)
 
 
 def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) -> tuple[GraphReport, Module | None]:
@@ -107,11 +112,16 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
     except Exception as e:
         # The model's result comes first: the graph runs as it is, and the reason is reported.
         report.problem = f"{type(e).__name__}: {e}"
-        for r in report.regions:
-            if r.status == "streamed":
-                r.status, r.reason, r.executable = "refused", f"the graph could not be rewritten ({report.problem})", None
+        _left(report)
         log.warning("a graph is left to PyTorch: %s", report.problem, exc_info=log.isEnabledFor(logging.DEBUG))
         return report, None
+
+
+def _left(report: GraphReport) -> None:
+    """The graph is left to PyTorch: nothing of it streams after all."""
+    for r in report.regions:
+        if r.status == "streamed":
+            r.status, r.reason, r.executable = "refused", f"the graph could not be rewritten ({report.problem})", None
 
 
 def _compiled(gm: Module, inputs: Sequence[Any], options: BackendOptions, report: GraphReport) -> tuple[Module, Reading]:
@@ -203,6 +213,7 @@ def _finish(gm: Module, rewritten: Module | None, inputs: Sequence[Any], options
         if rewritten is None:
             raise
         report.problem = f"Inductor does not take the rewritten graph ({type(e).__name__}: {e})"
+        _left(report)
         log.warning("a graph is left to PyTorch: %s", report.problem)
         return compile_fx(gm, list(inputs))
 

@@ -118,6 +118,30 @@ def _select(c: Context, a: Args) -> Node:
     return c.b.reshape(part, c.out.shape)
 
 
+def replaced(c: Context, a: Args, select: bool, part: Node) -> Node:
+    """`self` of a view by select or slice with `part` in the place of what the view shows. Raises Unreadable."""
+    whole: Node = a.self
+    axis = c.axis(a.get("dim", 0), whole.type.rank)
+    if not select and a.get("step", 1) != 1:
+        raise Unreadable("a slice with steps that is changed in place")
+    start = position(a, "index" if select else "start", axis, clamped=not select)
+    extents = list(whole.type.shape)
+    length = extents[axis]
+    here = c.positions(length, axis, whole.type.rank)
+    if select:
+        extents[axis] = integer_const(1)
+        return c.b.op("where", c.b.op("eq", here, c.number(start, "i64")), c.b.reshape(part, extents), whole)
+    end = call("add", start, part.type.shape[axis])
+    if start is ZERO and end is length:
+        return part
+    if part.op == "expand" and part.inputs[0].type.rank == 0:
+        inside = c.b.op("and", c.b.op("ge", here, c.number(start, "i64")), c.b.op("lt", here, c.number(end, "i64")))
+        return c.b.op("where", inside, part.inputs[0], whole)
+    rest = call("sub", length, end)
+    front = [] if start is ZERO else [window(c, whole, axis, ZERO, start)]
+    return c.b.op("concat", *front, part, *([] if rest is ZERO else [window(c, whole, axis, end, rest)]), axis=axis)
+
+
 def _parts(axis_name: str) -> Handler:
     """Pieces along one axis; their lengths are those that PyTorch gives."""
 

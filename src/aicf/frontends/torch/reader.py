@@ -8,8 +8,8 @@ Every op is checked against PyTorch's own idea of its result (element type and s
 covered, the result becomes an input of the Semantic graph and the rest is still read. What is read is always what FX computes.
 
 In-place ops are followed by storage: after `x.add_(1)` the node `x` (and whatever looks at the same elements in the same way)
-means the new value, and other views of that storage are unknown from there on. An `Anchor` says from when until when an FX node
-holds the tensor of a Semantic node.
+means the new value, and so does what `x` was selected or sliced from; other views of that storage are unknown from there on. An
+`Anchor` says from when until when an FX node holds the tensor of a Semantic node.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ FOREVER = 1 << 60
 # Ops without a tensor as their result that ask for nothing but the kind of a tensor.
 _QUESTIONS = ("sym_", "_assert_tensor_metadata")
 _getitem = operator.getitem
+# Views that are a part of their source.
+_PARTS = (torch.ops.aten.select.int, torch.ops.aten.slice.Tensor)
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,14 @@ class _Reader:
     def _bind(self, node: torch.fx.Node, made: Node) -> None:
         self.env[node] = made
         self.reading.anchors.setdefault(made, []).append(Anchor(node, self.here))
+
+    def _unbind(self, node: torch.fx.Node) -> None:
+        """`node` as the place of no tensor that the rest of the graph needs."""
+        held = self.env.get(node)
+        if isinstance(held, Node) and held.op != "input":
+            left = [a for a in self.reading.anchors.pop(held, []) if a.fx is not node]
+            if left:
+                self.reading.anchors[held] = left
 
     def _value(self, x: Any) -> Any:
         """An FX argument as handlers see it."""
@@ -346,22 +356,35 @@ class _Reader:
                 continue
             self.reading.mutated.add(key)
             self.changes.setdefault(key, []).append(self.here)
+            changed = self._wholes(x, result) if result is not None and len(written) == 1 else {}
             for other in self.by_storage.get(key, []):
                 if self.reading.positions[other] > self.here:
                     continue
                 seen = other.meta.get("val")
-                if (
-                    result is not None
-                    and len(written) == 1
-                    and isinstance(seen, torch.Tensor)
-                    and _geometry(seen) == _geometry(value)
-                ):
+                new = changed.get(_geometry(seen)) if isinstance(seen, torch.Tensor) else None
+                if new is not None:
                     self.stale.pop(other, None)
-                    self._bind(other, result)
+                    self._bind(other, new)
                 elif other in self.env or other in self.stale:
                     self.env.pop(other, None)
                     if isinstance(seen, torch.Tensor):
                         self.stale[other] = self.here
+
+    def _wholes(self, x: torch.fx.Node, result: Node) -> dict[tuple[Any, ...], Node]:
+        """The new values, by place in memory, of `x`, now `result`, and of the tensors that it is a part of, as far as they are
+        followed."""
+        found = {_geometry(x.meta["val"]): result}
+        while x.target in _PARTS and x.args[0] not in self.stale and isinstance(self.env.get(x.args[0]), Node):  # type: ignore[arg-type]
+            try:
+                result = ops_views.replaced(self.c, self._arguments(x.target, x), x.target is _PARTS[0], result)
+            except (Unreadable, ValueError):
+                break
+            assert isinstance(x.args[0], torch.fx.Node)
+            if len(x.users) == 1:
+                self._unbind(x)  # what the part was is read by nobody but the op that changes it
+            x = x.args[0]
+            found[_geometry(x.meta["val"])] = result
+        return found
 
     # ---------------------------------------------------------------- the end
 

@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.source import ConstantSource
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.fx.traceback import preserve_node_meta
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .decompose import TABLE
 from .numbers import floats_as_tensors
@@ -43,6 +45,7 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
     if lost := _lost(traced):
         raise RuntimeError(f"tracing the graph again loses where {', '.join(lost)} is computed")
     _check_results(gm, traced)
+    _numbers_as_ops(traced, mode)
     floats_as_tensors(traced, mode)
     if cast:
         _without_autocast(traced, cast)
@@ -51,8 +54,11 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
             new._dynamo_source = old._dynamo_source
         new._rename(plain_name(old.name))
     traced.meta.update(gm.meta)
-    if hasattr(gm, "_param_name_to_source"):
-        traced._param_name_to_source = gm._param_name_to_source
+    sources: Any = getattr(gm, "_param_name_to_source", None)
+    if sources is not None:
+        # Tensors that the trace found to be constants are buffers of its own; Inductor wants to hear of a source for each.
+        own: Any = {name: ConstantSource(name) for name, _ in traced.named_buffers()}
+        traced._param_name_to_source = own | sources
     traced.recompile()
     return traced
 
@@ -64,6 +70,25 @@ def trace(fn: Callable[..., Any], mode: FakeTensorMode, fakes: Sequence[Any], pr
         traced = make_fx(lambda *args: fn(*args), decomposition_table=TABLE, pre_dispatch=pre_dispatch)(*fakes)
     traced.graph.eliminate_dead_code()
     return traced
+
+
+def _numbers_as_ops(traced: torch.fx.GraphModule, mode: FakeTensorMode) -> None:
+    """Constant tensors of rank 0 (`scores[..., 0] = -inf` makes one) as ops that say their value."""
+    for node in list(traced.graph.nodes):
+        held = getattr(traced, str(node.target), None) if node.op == "get_attr" else None
+        if not isinstance(held, torch.Tensor) or isinstance(held, FakeTensor) or held.dim() or held.is_complex():
+            continue
+        with _disable_current_modes():
+            number = held.item()
+        kind: Any = {"dtype": held.dtype, "device": held.device}
+        with traced.graph.inserting_before(node):
+            made = traced.graph.call_function(torch.ops.aten.scalar_tensor.default, (number,), kind)
+        with mode:
+            made.meta = {**node.meta, "val": torch.ops.aten.scalar_tensor.default(number, **kind)}
+        node.replace_all_uses_with(made)
+        traced.graph.erase_node(node)
+        if not any(n.op == "get_attr" and n.target == node.target for n in traced.graph.nodes):
+            delattr(traced, str(node.target))
 
 
 def _autocast_devices(gm: torch.fx.GraphModule) -> list[str]:
