@@ -88,7 +88,8 @@ class Problem:
         extents = f"rows {_near(p.rows)}, keys {_near(p.keys)}, items {_near(p.items)}, kept {_near(1 / (1 - p.skipped))}"
         body = f"groups {p.groups}, widths {p.widths}, values {p.value_widths}, {p.dtype}, exps {p.exps}, ops {p.score_ops:g}"
         loads = f"loads {p.score_loads} a score, {p.key_loads} a key"
-        return f"{extents}, {body}, {loads}, edges {min(p.edges, 1)}, ended {min(p.ended, 1)}, states {p.states}, threads {p.threads}"
+        edges = f"edges {min(p.edges, 1)}, ended {min(p.ended, 1)}"
+        return f"{extents}, {body}, {loads}, {edges}, states {p.states}, threads {p.threads}"
 
     @property
     def flops(self) -> float:
