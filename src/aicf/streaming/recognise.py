@@ -315,8 +315,8 @@ def _no_products(made_of: list[Node], unknown: Mapping[Node, str]) -> str:
 def _mixing(c: Candidate) -> str:
     if c.elsewhere:
         return (
-            "the probabilities are summed over another axis than that of the keys (heads are mixed after the softmax), so that "
-            "one result depends on other rows' or heads' scores"
+            "the sum with the values runs along an axis that the product of queries and keys has on both sides (heads mixed "
+            "after the softmax, keys in overlapping chunks), so that one result depends on other rows' or heads' scores"
         )
     node = c.blocked[0]
     # Frontends name a node after its op where they can: "matmul_1", which need not be said twice.

@@ -103,7 +103,7 @@ def test_refusals_say_what_is_in_the_way():
         additive: "not as a product of the two (additive attention)",
         additive_of_projections: "not as a product of the two (additive attention)",
         heads_before: "sums over an axis of the score tensor itself",
-        heads_after: "heads are mixed after the softmax",
+        heads_after: "heads mixed after the softmax",
     }
     for fn, reason in said.items():
         (r,) = regions(fn, Q, K, V, torch.ones(4), torch.ones(4, 4), weights=(3, 4))
