@@ -92,8 +92,9 @@ def _steps(
         start = "scaled"
     y_view, y_shape = scope.views[r.y], scope.plan.shapes[r.y]
     wide = 2 if element == "float" else 1
-    if r.x is not None and 2 < scope.views[r.x].length <= 4:
-        wide = 1  # room for two partial sums per element: they round less, and few rows are bound by memory anyway
+    few = r.x is not None and 2 < scope.views[r.x].length <= 4
+    if few or y_view.length <= 2 * target.lanes:
+        wide = 1  # room for two partial sums per element: they round less, and few rows or columns take little time anyway
     words = y_shape.lanes // target.lanes
     with fn.loop(0, fn.ceil_div(y_view.valid, y_shape.chunk)) as block:
         for word in range(0, words, wide):
