@@ -21,6 +21,7 @@ from aicf.schedule.target import CpuTarget
 EXP_CYCLES = 8.0
 OP_CYCLES = 0.5  # another operation on a vector, two started per cycle
 BASE_OPS = 4  # scale, maximum, subtract, sum
+MASK_CYCLES = 3.0  # per vector of scores in a tile that an edge of the mask crosses: position, comparison, selection
 ROW_CYCLES = 12.0  # per row and key tile: its share of two transposing reductions, and of the rescale factors
 ACC_CYCLES = (
     2.3  # per vector of the accumulator and key tile: load, rescale, store, and its part of a register tile's start and end
@@ -203,6 +204,8 @@ def estimate(p: Problem, s: Schedule, t: CpuTarget) -> float:
     per_pass = (turns - 1) * block_cycles(p, t, rows, s.tile_n) + block_cycles(p, t, rows, last_keys)
     columns = register_tile(t, uses_matrix_unit(p, t)).columns
     item = p.block_share(s.tile_m, s.tile_n, rows, columns) * blocks * per_pass
+    # A tile that an edge crosses is masked as a whole, but for the blocks of rows that end before it.
+    item += p.rows * (p.edges * (s.tile_m + s.tile_n) - p.ended * s.tile_m / 2) / width * MASK_CYCLES
     # A pass over K and V: what is on its way overlaps with computing. The first comes from memory, shared by the group.
     operands = p.keys * both * p.bytes
     pack = p.keys / width * (p.width * TRANSPOSE_CYCLES + p.value_width * COPY_CYCLES) + turns * TILE_CYCLES
