@@ -453,6 +453,7 @@ Found = tuple[Node, At, Expr, tuple[Var, ...]]
 def _exits(context: _Context, policy: _Pull, c: Candidate, target: Node) -> list[Found] | Refused:
     """Further tensors that leave the region, pulled; or the refusal when rows x keys would have to leave."""
     found: list[Found] = []
+    made: set[Var] = set()  # columns of products beside the region's own: whatever is made of one is indexed by them too
     done: set[Node] = {target}
     visits = policy.puller.visits
     queue = [n for n in context.nodes if n in visits and n in policy.below and n is not target]
@@ -476,7 +477,7 @@ def _exits(context: _Context, policy: _Pull, c: Candidate, target: Node) -> list
                 at = _plain(where, node)
                 if at is None:
                     return Refused(c.node, f"{node.name} is used outside and is not indexed by the region's rows", node)
-                found.append((node, at, policy.puller.pull(node, where), ()))
+                found.append((node, at, policy.puller.pull(node, where), _among(made, at)))
                 continue
         for user in outside:
             grown = _through(policy, node, where, user, c)
@@ -484,6 +485,7 @@ def _exits(context: _Context, policy: _Pull, c: Candidate, target: Node) -> list
                 what = f"the {_what(node, policy)} {node.name} {_tensor(node)}"
                 return Refused(c.node, f"{what} is also used by {user.op} {user.name}, so it must be written", user)
             at, own = grown
+            made.update(own)
             inside.add(user)
             element = policy.puller.pull(user, at)
             if any(policy.streamed(v) for v in free(at)):
@@ -497,8 +499,12 @@ def _exits(context: _Context, policy: _Pull, c: Candidate, target: Node) -> list
                 plain = _plain(at, user)
                 if plain is None:
                     return Refused(c.node, f"{user.name} is not indexed by the region's rows", user)
-                found.append((user, plain, element, own))
+                found.append((user, plain, element, _among(made, plain)))
     return found
+
+
+def _among(columns: set[Var], at: At) -> tuple[Var, ...]:
+    return tuple(v for v in at if isinstance(v, Var) and v in columns)
 
 
 def _what(node: Node, policy: _Pull) -> str:

@@ -445,6 +445,24 @@ def test_where_nothing_is_left_nothing_else_compiles(monkeypatch: pytest.MonkeyP
     assert set(compiled.statuses) == {"streamed"} and {r.rest for r in compiled.reports} == {"nothing"}
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        lambda v: v.relu(),
+        lambda v: (v * 2).transpose(1, 2).transpose(1, 2),
+        lambda v: torch.cat([v, -v], -1),
+        lambda v: v[..., :5] + 1,
+    ],
+)
+def test_products_with_several_values_under_one_softmax(values: Callable[[Any], Any]) -> None:
+    def fn(q: Any, k: Any, v: Any) -> Any:
+        p = (q @ k.mT / 4.0).softmax(-1)
+        o = p @ v
+        return o.cos() * o.sin(), (p @ values(v)).sigmoid() * 2, o + 1
+
+    same(fn, *qkv())
+
+
 def test_negated_tensors_are_read_negated() -> None:
     """The imaginary part of a conjugate is kept with a bit that says so."""
     x = torch.randn(2, 3, 20, 16, dtype=torch.complex64).conj().imag
