@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -221,9 +222,7 @@ def test_elementwise_attention_has_no_extremum() -> None:
 
 
 def test_retention_is_divided_after_the_stream() -> None:
-    got = program(
-        [reduction("n", "sum", S), reduction("o", "sum", S / maximum(fn("abs", r("n")), 1.0) * V)], o=r("o")
-    )
+    got = program([reduction("n", "sum", S), reduction("o", "sum", S / maximum(fn("abs", r("n")), 1.0) * V)], o=r("o"))
     assert [show(s.body) for s in got.sums] == ["s", "s * V[j, e]"]
     assert show(got.finalize["o"]) == "G_o / max(abs(G_n), 1.0)"
 
@@ -262,7 +261,9 @@ def test_a_scale_of_the_row_goes_with_the_exponential() -> None:
     assert show(got.sums[0].stabilisers[0][1]) == "c[i]"
 
 
-@pytest.mark.parametrize("scores", [S, S / 4.0, S * 0.3, S * row("c"), S + GAMMA, row("c") * S * 2.0], ids=lambda x: show(x.e))
+@pytest.mark.parametrize(
+    "scores", [S, S / 4.0, S / math.sqrt(3), S * 0.3, S * row("c"), S + GAMMA, row("c") * S * 2.0], ids=lambda x: show(x.e)
+)
 def test_an_entropy_is_relative_to_the_spread_of_the_scores(scores: X) -> None:
     logp = scores - r("m") - log(r("l"))
     d = data()

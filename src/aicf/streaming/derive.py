@@ -263,11 +263,23 @@ def _centred(s: _States, terms: list[Term]) -> list[Term]:
             out.append(t)
             continue
         base, factor, rest = found
+        factor, rest = _constants(factor, rest)
         distance = call("sub", base.body, reference(base.state))
         s.centred[distance] = base.state
         out.append(product(scaled(rest, factor), Term(powers=((distance, 1),))))
         out.append(product(scaled(rest, factor), Term(powers=((base.state, 1),))))
     return merge(out)
+
+
+def _constants(factor: float, t: Term) -> tuple[float, Term]:
+    """`factor` times the constant powers of `t`, and `t` without them: `c * u / c` is u, and cancels against it exactly."""
+    for a, n in t.powers:
+        if isinstance(a, Const) and a.value:
+            factor *= float(a.value) ** n
+    whole = round(factor)
+    if whole and abs(factor / whole - 1) < 1e-12:
+        factor = float(whole)
+    return factor, replace(t, powers=tuple((a, n) for a, n in t.powers if not (isinstance(a, Const) and a.value)))
 
 
 def _multiple(c: Context, t: Term, base: Found) -> list[tuple[Found, float, Term]]:
