@@ -160,12 +160,12 @@ def test_sdpa(kind: str, dtype: torch.dtype) -> None:
 
 
 def test_rows_without_keys_are_zero_as_in_flex_attention() -> None:
-    """Its meaning, spelt out: the log of an empty sum is taken for 0 where the probabilities are made."""
+    """Its meaning, spelt out: a row without scores has no probabilities, and the log of an empty sum is -inf."""
 
     def spelt(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         s = (q @ k.mT / math.sqrt(D)).masked_fill(~kept(), -INF)
-        lse = torch.logsumexp(s, -1)
-        return torch.exp(s - torch.where(lse == -INF, 0.0, lse)[..., None]) @ v, lse
+        p = torch.where((s == -INF).all(-1, keepdim=True), 0.0, torch.softmax(s, -1))
+        return p @ v, torch.logsumexp(s, -1)
 
     q, k, v = tensors(torch.float32)
     run, regions = compiled(spelt, q, k, v)
