@@ -260,9 +260,8 @@ def micro_kernel(module: Module, m: Micro) -> str:
     zeros = ["zeroinitializer"] * (len(tiles) * chains)
     if m.start != "zero":
         # The old values are wanted at the end, when they have had the time of all the products to come from a farther cache.
-        module.declare("llvm.prefetch.p0", "void (ptr, i32 immarg, i32 immarg, i32 immarg)")
         for r in range(m.rows):
-            fn.do(f"call void @llvm.prefetch.p0(ptr {c_pointer(r, 0)}, i32 1, i32 3, i32 1)")
+            fn.prefetch(c_pointer(r, 0), nearness=3, write=True)
     if m.steps is None:
         rounds: I64 = fn.op(f"lshr i64 %n, {unroll.bit_length() - 1}")
         rest: I64 = fn.op(f"and i64 %n, {unroll - 1}")

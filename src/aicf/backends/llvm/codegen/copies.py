@@ -140,7 +140,6 @@ def prefetch(s: LoadTile, scope: Scope, tiles: dict[str, Tile], part: I64, parts
     length = scope.views[stream].length
     following = scope.bind(stream + "0", Value(str(fn.add(scope.origin(stream), length)), "i64"))
     following = following.see(stream, View(0, length, length))
-    fn.module.declare("llvm.prefetch.p0", "void (ptr, i32 immarg, i32 immarg, i32 immarg)")
     share = -(-length // parts)
     for k in range(share):
         row = fn.add(fn.mul(part, share), k)
@@ -150,7 +149,7 @@ def prefetch(s: LoadTile, scope: Scope, tiles: dict[str, Tile], part: I64, parts
         kind = stored(tensor.dtype)
         for first in range(0, scope.views[along].length, 64 // BYTES[tensor.dtype]):
             pointer = fn.pointer(following.tensors[s.tensor].base, fn.add(span.offset, first), kind)
-            fn.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
+            fn.prefetch(pointer, nearness=2)
 
 
 def transposed(scope: Scope, rows: list[str]) -> list[str]:

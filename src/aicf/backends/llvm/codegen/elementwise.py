@@ -21,7 +21,7 @@ from aicf.backends.llvm.codegen.points import Point, Points, Slot
 from aicf.backends.llvm.codegen.scope import Index, Scope
 from aicf.backends.llvm.codegen.text import I64
 from aicf.backends.llvm.codegen.values import Value, held_dtype, in_tile
-from aicf.kernel import Contract, Fill, Map, Reduce, Retry, StoreTile, Tile, statements
+from aicf.kernel import Contract, Fill, Map, Reduce, Retry, Stmt, StoreTile, Tile, statements
 from aicf.scalar import DType, Expr, call, is_float, var, variables
 
 Pointwise = Map | Reduce | Fill
@@ -47,10 +47,20 @@ def expression(s: Pointwise) -> Expr:
     return s.value if isinstance(s, Fill) else s.expr
 
 
-def reads(s: Pointwise) -> frozenset[str]:
-    """Names that a statement reads, its own tile included when it accumulates."""
-    names = {v.name for v in variables(expression(s))}
-    if isinstance(s, Reduce) and s.accumulate:
+def reads(s: Stmt) -> frozenset[str]:
+    """Names of variables that a statement itself reads, its own tile included when it accumulates."""
+    match s:
+        case Map() | Reduce() | Fill():
+            names = {v.name for v in variables(expression(s))}
+        case Contract():
+            names = {s.a.name, s.b.name, *((s.rescale.name,) if s.rescale else ())}
+        case StoreTile():
+            names = {v.name for e in (s.expr, *s.at) for v in variables(e)}
+        case Retry():
+            names = {v.name for v in variables(s.again)}
+        case _:
+            names = set[str]()
+    if isinstance(s, Reduce | Contract) and s.accumulate:
         names.add(s.tile.name)
     return frozenset(names)
 
@@ -101,20 +111,8 @@ def _depends(later: Pointwise, earlier: Pointwise) -> bool:
 def read_elsewhere(tile: Tile, group: Group, scope: Scope) -> bool:
     """Whether anything outside the group reads the tile, so that it must be stored."""
     inside = {id(s) for s in group.body}
-    for s in statements(scope.kernel.body):
-        match s:
-            case Contract() if tile.name in (s.a.name, s.b.name, s.rescale.name if s.rescale else ""):
-                return True
-            case Contract() if s.accumulate and s.tile.name == tile.name:
-                return True
-            case Map() | Reduce() | Fill() if id(s) not in inside and tile.name in reads(s):
-                return True
-            case Retry() if tile.name in {v.name for v in variables(s.again)}:
-                return True
-            case StoreTile() if any(v.name == tile.name for e in (s.expr, *s.at) for v in variables(e)):
-                return True
-            case _:
-                pass
+    if any(id(s) not in inside and tile.name in reads(s) for s in statements(scope.kernel.body)):
+        return True
     # Read before (or while) it is first written here: the value comes from the last iteration of a loop.
     for s in group.body:
         if tile.name in reads(s):
@@ -215,15 +213,14 @@ class _Walk:
             return
         # Long rows: vectors of one block at a time, partial results in stack slots.
         kinds: dict[int, tuple[str, str]] = {}
+        at = Point(self.scope, where, self.group.vector, Slot(0, 0), self.tiles).evaluator()
         for i, s in enumerate(self.group.body):
             if isinstance(s, Reduce):
-                at = Point(self.scope, where, self.group.vector, Slot(0, 0), self.tiles).evaluator()
                 kind = at.type(reduced_dtype(s), True)
                 kinds[i] = (self.fn.alloca(kind), kind)
                 start = at.literal(identity(s.op, reduced_dtype(s)), reduced_dtype(s), True)
                 self.fn.do(f"store {kind} {start}, ptr {kinds[i][0]}")
         valid = self.scope.views[self.group.vector].valid
-        at = Point(self.scope, where, self.group.vector, Slot(0, 0), self.tiles).evaluator()
         with self.fn.loop(0, self.fn.ceil_div(valid, self.scope.plan.shapes[self.group.vector].chunk)) as block:
             inside: Partials = {}
             self.step(where, [Slot(block, w) for w in range(words)], self.group.vector, inside)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from aicf.kernel import Contract, Kernel, Map, Parallel, Reduce, Retry, Rows, Stmt, StoreTile, Stream, inner, written
+from aicf.backends.llvm.codegen.elementwise import reads
+from aicf.kernel import Kernel, Map, Parallel, Reduce, Retry, Rows, Stmt, Stream, inner, written
 from aicf.scalar import Call, Const, Expr, Var, substitute, var, variables, walk
 
 
@@ -126,14 +127,14 @@ def _can_go(scaled: Map, x: Var, body: tuple[Stmt, ...], lists: list[tuple[Stmt,
         tile = written(s)
         if tile is not None and tile.name in (name, x.name):
             return False
-        if _reads(s, name) and not isinstance(s, Map | Reduce):
+        if name in reads(s) and not isinstance(s, Map | Reduce):
             return False
-        if isinstance(s, Reduce) and _reads(s, name) and not (s.op == "max" and s.expr == var(name, "f32") and not s.accumulate):
+        if isinstance(s, Reduce) and name in reads(s) and not (s.op == "max" and s.expr == var(name, "f32") and not s.accumulate):
             return False
     for other in lists:
         made = False
         for s in other:
-            if not made and _reads(s, name):
+            if not made and name in reads(s):
                 return False
             made = made or getattr(written(s), "name", None) == name
     return True
@@ -153,17 +154,3 @@ def _without(scaled: Map, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
             case _:
                 made.append(s)
     return tuple(made)
-
-
-def _reads(s: Stmt, name: str) -> bool:
-    match s:
-        case Contract():
-            return name in (s.a.name, s.b.name, s.rescale.name if s.rescale else "") or (s.accumulate and s.tile.name == name)
-        case Reduce():
-            return _mentions(s.expr, name) or (s.accumulate and s.tile.name == name)
-        case Map() | StoreTile():
-            return _mentions(s.expr, name)
-        case Retry():
-            return _mentions(s.again, name)
-        case _:
-            return False

@@ -215,10 +215,9 @@ class Point:
             distance = fn.add(distance, fn.mul(stride, rows * int(part[0][0].value)))
         if distance == 0:
             return
-        fn.module.declare("llvm.prefetch.p0", "void (ptr, i32 immarg, i32 immarg, i32 immarg)")
         for line in range(max(1, scope.target.lanes * size // _LINE)):
             first = fn.add(fn.add(offset, distance), line * _LINE // size)
-            fn.do(f"call void @llvm.prefetch.p0(ptr {fn.pointer(tensor.base, first, stored(tensor.dtype))}, i32 0, i32 2, i32 1)")
+            fn.prefetch(fn.pointer(tensor.base, first, stored(tensor.dtype)), nearness=2)
 
     def _contiguous(self, tensor: TensorRef, offset: I64, mask: str | None) -> Value:
         fn, lanes, kind = self.scope.fn, self.scope.target.lanes, stored(tensor.dtype)

@@ -144,6 +144,11 @@ class Function:
         """`base` plus `offset` elements of type `kind`."""
         return base if offset == 0 else self.op(f"getelementptr {kind}, ptr {base}, i64 {offset}")
 
+    def prefetch(self, pointer: str, *, nearness: int, write: bool = False) -> None:
+        """Ask for the cache line at `pointer`: into the first cache (`nearness` 3) or the second (2). Any address is harmless."""
+        self.module.declare("llvm.prefetch.p0", "void (ptr, i32 immarg, i32 immarg, i32 immarg)")
+        self.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(write)}, i32 {nearness}, i32 1)")
+
     # ---------------------------------------------------------------- control
 
     def barrier(self) -> None:
