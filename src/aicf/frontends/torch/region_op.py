@@ -92,7 +92,9 @@ def _shape(node: Node, names: Sequence[str]) -> Shape:
     return eval(source, {"min": torch.sym_min, "max": torch.sym_max})
 
 
-def _run(handle: int, inputs: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
+def run_region(handle: int, inputs: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
+    """What the op does. Called by itself it leaves out PyTorch's dispatcher, which takes longer than a small kernel; that is for
+    plain tensors, which are not negated when they are read."""
     entry = _ENTRIES[handle]
     if isinstance(entry.executable, DeviceExecutable):
         return _launch(entry, entry.executable, inputs, sizes)
@@ -109,12 +111,6 @@ def _run(handle: int, inputs: list[torch.Tensor], sizes: list[int]) -> list[torc
 
 def _described(tensors: list[torch.Tensor]) -> list[ArrayRef]:
     return [ArrayRef(t.data_ptr(), t.shape, t.stride()) for t in tensors]
-
-
-def run_region(handle: int, inputs: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
-    """What the op does, without PyTorch's dispatcher, which takes longer than a small kernel. For plain tensors, which are not
-    negated when they are read."""
-    return _run(handle, inputs, sizes)
 
 
 def _launch(entry: Entry, executable: DeviceExecutable, inputs: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
@@ -150,7 +146,7 @@ _LIBRARY.define(
     "region(int handle, Tensor[] inputs, SymInt[] sizes) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
 )
-_LIBRARY.impl("region", _run, "CPU")
-_LIBRARY.impl("region", _run, "CUDA")
+_LIBRARY.impl("region", run_region, "CPU")
+_LIBRARY.impl("region", run_region, "CUDA")
 torch.library.register_fake("aicf::region", _fake, lib=_LIBRARY)
 REGION = torch.ops.aicf.region.default
