@@ -47,6 +47,12 @@ def test_targets_describes_this_machine(capsys: pytest.CaptureFixture[str]):
     assert "L2" in out and "bits" in out
 
 
+def test_it_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "aicf", "targets"], capture_output=True, text=True)
+    assert done.returncode == 0 and "L2" in done.stdout
+    assert subprocess.run([sys.executable, "-m", "aicf", "frobnicate"], capture_output=True).returncode == 2
+
+
 @needs_torch
 def test_explain_prints_the_report_alone_on_stdout(capsys: pytest.CaptureFixture[str]):
     code, out, err = run(capsys, "explain", f"{MODEL}:attention", *SHAPES, "--value", "causal=True")

@@ -151,6 +151,16 @@ def test_explain_takes_the_options_of_compile(qkv: tuple[Tensor, ...]) -> None:
         aicf.explain(talking_heads, *qkv, options={"require": "streamed"})
 
 
+def test_explain_tells_options_from_arguments(qkv: tuple[Tensor, ...]) -> None:
+    def scaled(q: Tensor, k: Tensor, v: Tensor, threads: float, **others: float) -> Tensor:
+        return attention(q * threads, k, v)
+
+    assert aicf.explain(scaled, *qkv, threads=2.0, factor=3.0, options={"fuse": "always"}).regions[0].status == "streamed"
+    for function in (scaled, attention):
+        with pytest.raises(TypeError, match=r"options are given as options=\{'fuse': 'always'\}$"):
+            aicf.explain(function, *qkv, fuse="always")
+
+
 def test_a_wrong_shape_is_told_in_one_message(qkv: tuple[Tensor, ...], caplog: pytest.LogCaptureFixture) -> None:
     q, k, v = qkv
     with pytest.raises(RuntimeError) as raised:

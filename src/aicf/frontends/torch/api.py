@@ -14,8 +14,8 @@ from aicf.errors import NotStreamed
 from aicf.report import GraphReport, Report
 from aicf.schedule.target import Target
 
-from .backend import backend_options
-from .inputs import call_error, errors_unlogged, plainly
+from .backend import OPTIONS, backend_options
+from .inputs import call_error, errors_unlogged, parameters, plainly
 
 __all__ = ["NotStreamed", "Report", "compile", "explain"]
 
@@ -61,9 +61,14 @@ def explain(fn_or_module: Any, *args: Any, options: Mapping[str, Any] | None = N
     """What becomes of every attention in one call `fn_or_module(*args, **kwargs)`. The call itself runs eagerly, once.
 
     `options`: those of `aicf.compile`, by name, e.g. {"target": "h100", "strict": True}; a GPU need not be here.
-    Raises TypeError for what is not callable, ValueError for a bad option, and whatever the call raises.
+    Raises TypeError for what is not callable and for an option among the call's own arguments, ValueError for a bad option, and
+    whatever the call raises.
     """
     _callable(fn_or_module, "aicf.explain")
+    meant = (kwargs.keys() & OPTIONS) - parameters(fn_or_module)
+    if meant:
+        said = ", ".join(f"{name!r}: {kwargs[name]!r}" for name in sorted(meant))
+        raise TypeError(f"aicf.explain gives its keyword arguments to the call; options are given as options={{{said}}}")
     chosen = dict(options or {})
     for name in ("rest", "report"):
         if name in chosen:

@@ -36,6 +36,7 @@ from .rewrite import misplaced, rewrite
 
 Rest = Literal["auto", "inductor", "eager", "explain"]
 Module = torch.fx.GraphModule
+OPTIONS = frozenset({"fuse", "require", "target", "schedule", "threads", "strict", "rest"})
 MAX_CUTS = 4  # how often regions are cut anew when one cannot be called where it was cut
 log = logging.getLogger("aicf")
 
@@ -61,10 +62,9 @@ def backend_options(options: Mapping[str, Any] | None) -> BackendOptions:
         raise ValueError(f'require={require!r}: it is None or "streamed" (raise NotStreamed when an attention does not stream)')
     if rest not in ("auto", "inductor", "eager", "explain"):
         raise ValueError(f'rest={rest!r}: it is "auto", "inductor" or "eager"')
-    known = {"fuse", "target", "schedule", "threads", "strict"}
-    if set(given) - known:
-        unknown = ", ".join(sorted(set(given) - known))
-        raise ValueError(f"unknown option {unknown}: the options are {', '.join(sorted(known | {'require', 'rest'}))}")
+    unknown = set(given) - OPTIONS
+    if unknown:
+        raise ValueError(f"unknown option {', '.join(sorted(unknown))}: the options are {', '.join(sorted(OPTIONS))}")
     if given.get("threads") is None:
         given["threads"] = torch.get_num_threads()
     return BackendOptions(Options(**given), require, rest, report)

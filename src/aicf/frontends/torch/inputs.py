@@ -52,6 +52,14 @@ def errors_unlogged() -> Iterator[None]:
         log.setLevel(level)
 
 
+def parameters(fn: Callable[..., Any]) -> frozenset[str]:
+    """The names of the parameters of a function or module, as far as it tells; what `**` collects is not among them."""
+    try:
+        return frozenset(inspect.signature(getattr(fn, "forward", fn)).parameters)
+    except ValueError:  # a function of PyTorch's own, in C
+        return frozenset()
+
+
 def call_error(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
     """What `fn` itself raises on tensors of these shapes and types, found without computing anything; None when nothing."""
     with inference(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
