@@ -92,6 +92,32 @@ def test_what_selects_from_the_kept_terms_is_relative_to_their_maximum(gap: floa
     assert abs(_run(made, s, t, v, double=False) - exact) < 1e-6
 
 
+@pytest.mark.parametrize("gap", [0.0, 88.0, 101.0])
+def test_a_maximum_that_starts_from_a_sink_is_the_reference_of_all_elements_only(gap: float) -> None:
+    top, sink = call("max", M, var("sink", "f32")), var("sink", "f32")
+    e = call("exp", call("sub", S, top))
+    total = call("add", L, call("exp", call("sub", sink, top)))
+    p = call("mul", call("div", e, total), cast(KEEP, "f32"))
+    made = derive(
+        [
+            Reduction("m", "max", S),
+            Reduction("l", "sum", e),
+            Reduction("l2", "sum", p),
+            Reduction("o", "sum", call("mul", call("div", p, L2), V)),
+        ],
+        {"o": var("o", "f32")},
+        J,
+        atoms=[S, T, V],
+    )
+    assert isinstance(made, StreamProgram)
+    s = np.array([0.25, -0.5, 0.0, 0.5, -1.0], np.float32)
+    t = np.array([0, 1, 1, 1, 0], np.float32)
+    v = np.array([5, 1, -2, 3, 7], np.float32)
+    w = np.exp(s.astype(np.float64)) * (t > 0)
+    got = float(run(made, {"j": np.arange(5), "s": s, "t": t, "v": v, "sink": np.float32(gap)}, [2], double=False)["o"])
+    assert abs(got - (w / w.sum() * v).sum()) < 1e-6
+
+
 def test_what_is_no_ratio_keeps_the_reference_of_all_elements() -> None:
     made = _program(call("add", L2, const(1e-6, "f32")))
     assert len(made.bases) == 1

@@ -22,7 +22,7 @@ def referred_to_kept(p: StreamProgram) -> StreamProgram:
     """`p` with a reference of their own for conditional sums that meet in ratios alone. Some of them may select from what the
     others keep."""
     for base in p.bases:
-        if base.op != "max" or base.init is not None:
+        if base.op != "max":
             continue
         for shared in dict.fromkeys(_conditions(s, base) for s in p.sums):
             if not any(variables(c) & {p.stream, *p.atoms} for c in shared):
