@@ -23,6 +23,7 @@ from .cascades import (
     W,
     X,
     check,
+    close,
     data,
     derived,
     exp,
@@ -41,6 +42,7 @@ from .cascades import (
 Cascade = list[Reduction]
 GAMMA, BETA = streamed("gamma"), streamed("beta")
 KEEP = X(call("eq", call("mod", J, const(3, "i64")), const(0, "i64")))
+LSE = r("m") + log(r("l"))
 LOGP = S - r("m") - log(r("l"))
 LOGQ = T - r("m2") - log(r("l2"))
 SIGMA = fn("sqrt", r("q") + 1e-6)
@@ -84,6 +86,15 @@ ACCEPTED: dict[str, Cascade] = {
         reduction("m", "max", S), reduction("m2", "max", S - r("m")), reduction("l", "sum", exp(S - r("m") - r("m2"))),
         reduction("o", "sum", exp(S - r("m") - r("m2")) / r("l") * V),
     ],
+    "an exponential relative to a mean": [reduction("mu", "sum", S / N), reduction("z", "sum", exp(S - r("mu")) * V)],
+    "an exponential relative to other scores' maximum": [reduction("m", "max", T), reduction("z", "sum", exp(S - r("m")) * V)],
+    "a log-sum-exp that takes the place of -inf": [
+        *softmax(), reduction("z", "sum", exp(S - where(fn("eq", LSE, -INF), 0.0, LSE)) * V)
+    ],
+    "the product of two softmaxes of the same scores, one with a sink": [
+        reduction("m", "max", S), reduction("l", "sum", exp(S - maximum(r("m"), row("sink")))),
+        reduction("o", "sum", exp(S - maximum(r("m"), row("sink"))) / r("l") * exp(S - r("m")) * V),
+    ],
 }  # fmt: skip
 
 REFUSED: dict[str, tuple[Cascade, str, str]] = {
@@ -103,11 +114,8 @@ REFUSED: dict[str, tuple[Cascade, str, str]] = {
         [reduction("mu", "sum", S / N), reduction("z", "sum", where(fn("gt", S, r("mu")), S, 0.0))], "z", "s > mu"
     ),
     "maximum of a product": ([reduction("mu", "sum", S / N), reduction("z", "max", S * r("mu"))], "z", "s * mu"),
-    "an exponential that nothing keeps in range": (
-        [reduction("mu", "sum", S / N), reduction("z", "sum", exp(S - r("mu")) * V)], "z", "-mu"
-    ),
-    "an exponential relative to other scores' maximum": (
-        [reduction("m", "max", T), reduction("z", "sum", exp(S - r("m")) * V)], "z", "-m"
+    "an exponential with a maximum for every column of the values": (
+        [reduction("mu", "sum", S / N), reduction("z", "sum", exp(S + V - r("mu")))], "z", "-mu"
     ),
     "a divisor of both": (
         [reduction("mu", "sum", S / N), reduction("z", "sum", V / (S + r("mu")))], "z", "s + mu"
@@ -328,6 +336,17 @@ def test_a_logsumexp_that_minds_infinities_keeps_its_sum_in_range() -> None:
     lse = where(fn("eq", fn("abs", m), INF), m, m + log(l))
     got = program([*softmax(), reduction("o", "sum", exp(S - lse) * V)], o=r("o"))
     assert all(s.stabilisers for s in got.sums)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e3, -1e3])
+def test_what_an_exponential_is_relative_to_may_be_far_from_zero(size: float) -> None:
+    """exp(1000) is infinite and exp(-1000) is 0: the sum is of neither."""
+    got = derived([*softmax(), reduction("o", "sum", exp(S - where(fn("eq", LSE, -INF), 0.0, LSE)) * V)], {"o": r("o")})
+    assert isinstance(got, StreamProgram) and len(got.bases) == 1
+    d = data()
+    p = np.exp(d.env["s"])
+    shifted = {**d.env, "s": d.env["s"] + size}
+    close(run(got, shifted, [5], d.tensors)["o"], (p / p.sum(0) * d.tensors["V"][:, None, :]).sum(0), 1e-9, 1.0)
 
 
 def test_a_sum_of_probabilities_is_not_simply_one() -> None:

@@ -150,6 +150,27 @@ def matching(c: Context, t: Term) -> list[Match]:
     return out
 
 
+def bounding(c: Context, streamed: list[Term], inert: list[Term], rows: list[Term], keep: tuple[Expr, ...]) -> Match | None:
+    """An extremum found so far of which `streamed` (with what of `inert` its body holds) is a multiple p such that
+    `exp(streamed - p * base)` is at most 1: one that `rows` are relative to, or that of all elements when all are kept."""
+    have: dict[frozenset[tuple[Expr, int]], float] = {}
+    for e in streamed:
+        for m, k in term_poly(e, False).items():
+            have[m] = have.get(m, 0.0) + k
+    near = frozenset[Var]().union(*(variables(a) for e in rows for a, _ in e.powers))
+    for base in sorted(c.bases.values(), key=lambda b: (b.state not in near, b.init is not None)):
+        if base.state not in near and (keep or base.init is not None):
+            continue
+        body = expanded(base.body, False)
+        m = next((m for m in body if m in have and any(c.has_x(a) for a, _ in m)), None)
+        p = 0.0 if m is None else have[m] / body[m]
+        if p > 0 if base.op == "max" else p < 0:
+            found = _covered(c, base, Term(coef=p), streamed, inert, keep)
+            if found is not None and found.whole:
+                return found
+    return None
+
+
 def _covered(
     c: Context, base: Found, p: Term, streamed: list[Term], inert: list[Term], keep: tuple[Expr, ...]
 ) -> Match | None:

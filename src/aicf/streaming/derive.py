@@ -39,6 +39,7 @@ from aicf.streaming.context import (
     Found,
     Match,
     Refused,
+    bounding,
     matching,
     new_base,
     positive,
@@ -89,7 +90,7 @@ def derive(
     bodies = [r.body for r in cascade]
     dtype: DType = "f64" if any(n.dtype == "f64" for e in [*bodies, *wanted.values()] for n in walk(e)) else "f32"
     c = Context(x=frozenset({stream, *atoms}), dtype=dtype, strict=strict)
-    state = _States(c, tuple(payload), {}, {}, {})
+    state = _States(c, tuple(payload), {}, {}, {}, {})
     done: dict[str, Expr] = {}
     types: dict[str, DType] = {}
     for r in cascade:
@@ -167,6 +168,8 @@ class _States:
     sums: dict[tuple[object, ...], Sum]
     terms: dict[Var, Term]
     centred: dict[Expr, Var]
+    # What an exponential is relative to, seen from the extremum that bounds it: B - r -> B.
+    away: dict[Expr, Var]
 
 
 def _reduction(s: _States, r: Reduction, body: Expr) -> Expr:
@@ -217,7 +220,7 @@ def _sum(s: _States, name: str, body: Expr) -> Expr:
     """The value of `sum over the stream of body`, by carried sums."""
     c = s.c
     dtype = body.dtype if is_int(body.dtype) else _wide(body.dtype, c.dtype)
-    terms = _centred(s, [t for t in separate(c, body, "terms") if not _idle(c, t)])
+    terms = _centred(s, [_bounded(s, t) for t in separate(c, body, "terms") if not _idle(c, t)])
     parts = [_carried(s, name, t, dtype) for t in terms]
     if len({g for g, _, _ in parts}) > RANK_LIMIT:
         raise Refused(f"its rank is above the limit of {RANK_LIMIT}", body)
@@ -225,7 +228,7 @@ def _sum(s: _States, name: str, body: Expr) -> Expr:
         for me in [var(name, dtype), *(g for g, _, _ in parts if len(parts) == 1)]:
             c.positive.add(me)
             c.covers[me] = [s.terms[g] for g, _, rest in parts if rest == Term()]
-    return _chosen(c, [(t, _restored(g, rest), _outer(t, rest)) for g, t, rest in parts], dtype)
+    return _chosen(c, [(t, _restored(s, g, rest), _outer(t, rest)) for g, t, rest in parts], dtype)
 
 
 def _idle(c: Context, t: Term) -> bool:
@@ -233,12 +236,16 @@ def _idle(c: Context, t: Term) -> bool:
     return any(a is NOTHING for a, _ in t.powers) and not any(c.has_x(a) for a, _ in t.powers)
 
 
-def _restored(g: Var, rest: Term) -> Term:
+def _restored(s: _States, g: Var, rest: Term) -> Term:
     """The carried sum `g` times its hoisted factor. A sum divided by itself stays written: it is 1, or NaN where `g` is 0 or
     NaN."""
     if rest == Term(powers=((g, -1),)):
         return Term(powers=((call("div", g, g), 1),))
-    return product(Term(powers=((g, 1),)), rest)
+    value: Expr = g
+    for base in (s.away[a] for e in rest.exponent for a, _ in e.powers if a in s.away):
+        # No reference was subtracted in the source: a row without scores adds up exp(-inf - r), 0 unless r is -inf too.
+        value = call("where", call("eq", base, const(IDENTITY[s.c.bases[base].op], base.dtype)), const(0, g.dtype), value)
+    return product(Term(powers=((value, 1),)), rest)
 
 
 def _outer(t: Term, rest: Term) -> Term:
@@ -247,6 +254,43 @@ def _outer(t: Term, rest: Term) -> Term:
         return Term()
     powers = multiply_powers(rest.powers, tuple((a, -n) for a, n in t.inner[0]))
     return Term(powers=powers, exponent=tuple(e for e in rest.exponent if e not in t.inner[1]))
+
+
+def _bounded(s: _States, t: Term) -> Term:
+    """`t` with exponentials of the element relative to their extremum: `exp(u - r)` as `exp(u - B) * exp(B - r)`, B = max u.
+
+    r is anything of the row that is not, in its form, the extremum and more: a log-sum-exp with -inf replaced by 0, the sum of
+    two extrema of the same u. The source's largest summand is `exp(B - r)`: what overflows or vanishes here does so there.
+    """
+    c = s.c
+    matches = matching(c, t)
+    used = {m for match in matches for m in match.used}
+    own = [m.base.state for m in matches]
+    rows = [e for e in t.exponent if any(c.has_rho(a) for a, _ in e.powers) and not any(a in own for a, _ in e.powers)]
+    open_ = [e for e in t.exponent if any(c.has_x(a) for a, _ in e.powers)]
+    open_ = [e for e in open_ if not any(m in used for strict in (True, False) for m in term_poly(e, strict))]
+    if not rows or not open_:
+        return t
+    if any(not variables(a).isdisjoint(s.payload) for e in open_ for a, _ in e.powers):
+        raise Refused("an exponential relative to something that does not bound it", to_expr(rows[0], c.dtype))
+    inert = [e for e in t.exponent if not any(c.has_x(a) or c.has_rho(a) for a, _ in e.powers)]
+    found = bounding(c, open_, inert, rows, t.keep)
+    if found is None:
+        state = new_base(c, add_up(open_, c.dtype), "max", t.keep)
+        assert isinstance(state, Var)
+        base, p, mine = state, Term(), open_
+    else:
+        base, p = found.base.state, found.p
+        mine = open_ + [e for e in inert if frozenset(term_poly(e, found.exact)) <= found.used]
+    above = product(p, Term(powers=((base, 1),)))
+    apart = [*rows, *(e for e in inert if e not in mine)]
+    away = add_up([above, *apart], c.dtype)
+    s.away[away] = base
+    kept = tuple(e for e in t.exponent if e not in apart)
+    made = (scaled(above, -1.0), Term(powers=((away, 1),)))
+    under = any(e in t.inner[1] for e in apart)
+    inner = (t.inner[0], (*(e for e in t.inner[1] if e not in apart), *(made if under else ())))
+    return replace(t, exponent=(*kept, *made), inner=inner)
 
 
 def _centred(s: _States, terms: list[Term]) -> list[Term]:
@@ -313,10 +357,6 @@ def _carried(s: _States, name: str, t: Term, dtype: DType) -> tuple[Var, Term, T
     c = s.c
     streamed, hoisted = split(t, lambda a: a is NOTHING or c.has_x(a))
     matches = matching(c, t)
-    if not matches and any_streamed(c, t):
-        for e in t.exponent:
-            if any(c.has_rho(a) for a, _ in e.powers):
-                raise Refused("an exponential relative to something that does not bound it", to_expr(e, c.dtype))
     inside: list[Term] = []
     outside: list[Term] = []
     for e in t.exponent:

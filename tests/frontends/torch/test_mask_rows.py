@@ -159,13 +159,24 @@ def test_sdpa(kind: str, dtype: torch.dtype) -> None:
     assert got.isfinite().all()
 
 
-def test_rows_without_keys_are_zero_as_in_flex_attention() -> None:
+def _log_guarded(s: torch.Tensor) -> torch.Tensor:
+    lse = torch.logsumexp(s, -1)
+    return torch.exp(s - torch.where(lse == -INF, 0.0, lse)[..., None])
+
+
+FLEX: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "no scores": lambda s: torch.where((s == -INF).all(-1, keepdim=True), 0.0, torch.softmax(s, -1)),
+    "log guarded": _log_guarded,
+}
+
+
+@pytest.mark.parametrize("form", FLEX)
+def test_rows_without_keys_are_zero_as_in_flex_attention(form: str) -> None:
     """Its meaning, spelt out: a row without scores has no probabilities, and the log of an empty sum is -inf."""
 
     def spelt(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         s = (q @ k.mT / math.sqrt(D)).masked_fill(~kept(), -INF)
-        p = torch.where((s == -INF).all(-1, keepdim=True), 0.0, torch.softmax(s, -1))
-        return p @ v, torch.logsumexp(s, -1)
+        return FLEX[form](s) @ v, torch.logsumexp(s, -1)
 
     q, k, v = tensors(torch.float32)
     run, regions = compiled(spelt, q, k, v)
@@ -175,6 +186,44 @@ def test_rows_without_keys_are_zero_as_in_flex_attention() -> None:
     for ours, other, exact in zip(run(q, k, v), theirs, spelt(q.double(), k.double(), v.double()), strict=True):
         assert_contract(ours, other, exact, "f32")
     assert (theirs[0][:, :, :EMPTY] == 0).all() and (theirs[1][:, :, :EMPTY] == -INF).all()
+
+
+def _finite(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x == -INF, 0.0, x)
+
+
+def _maximum_guarded(s: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    p = torch.exp(s - _finite(s.amax(-1, keepdim=True)))
+    total = p.sum(-1, keepdim=True)
+    return (p @ v) / torch.where(total == 0, 1.0, total)
+
+
+def _both_guarded(s: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    top = s.amax(-1, keepdim=True)
+    top = top.masked_fill(torch.isinf(top), 0.0)
+    lse = top + torch.exp(s - top).sum(-1, keepdim=True).log()
+    return torch.exp(s - _finite(lse)) @ v
+
+
+GUARDED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "maximum": _maximum_guarded,
+    "maximum and log": _both_guarded,
+    "log": lambda s, v: torch.exp(s - _finite(torch.logsumexp(s, -1, keepdim=True))) @ v,
+    "clamped log": lambda s, v: torch.exp(s - torch.logsumexp(s, -1, keepdim=True).clamp(min=-1e4)) @ v,
+    "nan to num": lambda s, v: torch.exp(s - torch.nan_to_num(torch.logsumexp(s, -1, keepdim=True), neginf=0.0)) @ v,
+    "not guarded": lambda s, v: torch.exp(s - torch.logsumexp(s, -1, keepdim=True)) @ v,
+    "another infinity": lambda s, v: torch.exp(s - torch.nan_to_num(torch.logsumexp(s, -1, keepdim=True), neginf=-INF)) @ v,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", GUARDED)
+def test_a_row_of_minus_infinity_may_be_guarded_where_it_is_subtracted(form: str, dtype: torch.dtype) -> None:
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return GUARDED[form]((q @ k.mT / math.sqrt(D)).masked_fill(~kept(), -INF), v)
+
+    empty = assert_streams(run, *tensors(dtype))[:, :, :EMPTY]
+    assert empty.isnan().all() if form in ("not guarded", "another infinity") else (empty == 0).all()
 
 
 AFTER: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
