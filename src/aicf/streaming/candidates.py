@@ -72,8 +72,11 @@ def candidates(node: Node) -> list[Candidate]:
                 continue  # the sum of what weights keep: a normaliser
             rows = free(own) - free(other) - {over}
             c = Candidate(node, at, {**known, **here.bound}, over, length, weights, own, values, rows)
-            c.products += here.products
-            _walk(c, weights, own, set())
+            batch = _walk(c, here)
+            if c.blocked and batch:  # the values are shared along axes that queries and keys have
+                narrowed = Candidate(node, at, c.known, over, length, weights, own, values, rows - batch)
+                _walk(narrowed, here)
+                c = c if narrowed.blocked else narrowed
             if c.atoms or c.blocked:
                 found.append(c)
     return sorted(found, key=lambda c: (not c.atoms, not c.softmax_like))
@@ -167,9 +170,13 @@ def two_axis(at: At, stream: Collection[Var], rows: frozenset[Var]) -> bool:
     return any(s in here for s in stream) and (not rows or bool(here & rows))
 
 
-def _walk(c: Candidate, node: Node, at: At, seen: set[tuple[Node, At]]) -> None:
-    """Collects the score contractions that P's element depends on at (i, j), through element-wise ops, views and softmaxes."""
-    stack = [(node, at)]
+def _walk(c: Candidate, values: Contraction) -> frozenset[Var]:
+    """Collects the score contractions that P's element depends on at (i, j), through element-wise ops, views and softmaxes.
+    Returns the row variables that both sides of a blocked one have: a batch of products, not one of each row with each key."""
+    stack = [(c.weights, c.place)]
+    seen: set[tuple[Node, At]] = set()
+    batch: frozenset[Var] = frozenset()
+    c.products += values.products
     users: dict[Node, list[Node]] = {}
     whole = False
     while stack:
@@ -193,6 +200,7 @@ def _walk(c: Candidate, node: Node, at: At, seen: set[tuple[Node, At]]) -> None:
             if not summed.products:
                 if node not in c.blocked:
                     c.blocked.append(node)
+                    batch |= frozenset[Var]().union(*(free(a) & free(b) & c.rows for a in mixed for b in row_side))
                     c.additive = c.additive or _additive(c, summed)
                     c.elsewhere = c.elsewhere or all(c.stream in free(own) for _, own in summed.operands)
                 continue
@@ -202,6 +210,7 @@ def _walk(c: Candidate, node: Node, at: At, seen: set[tuple[Node, At]]) -> None:
                 stack.append((source, own))
                 users.setdefault(source, []).append(node)
     c.softmax_like = whole or any(n.op in EXPONENTIALS for n in _reached([*c.atoms, *c.blocked], lambda n: users.get(n, ())))
+    return batch
 
 
 def _additive(c: Candidate, summed: Contraction) -> bool:

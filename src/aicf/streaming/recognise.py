@@ -106,10 +106,10 @@ def recognise(
     `outputs`: the nodes returned to the caller (nodes without users, when None). The cost is linear in the number of
     nodes plus the sizes of the regions.
     """
-    context = _Context(nodes, outputs, settings or Settings())
+    context = _Context(_live(nodes, outputs, settings or Settings()), outputs, settings or Settings())
     found: list[Recognised | Refused] = []
     taken: set[Node] = set()
-    for node in nodes:
+    for node in context.nodes:
         if node in taken:
             continue
         best: Recognised | Refused | None = None
@@ -132,6 +132,17 @@ def recognise(
             taken.update(best.inside)
             taken.update(e.node for e in best.exits)
     return [f for f in found if isinstance(f, Recognised) or f.node not in taken]
+
+
+def _live(nodes: list[Node], outputs: Collection[Node] | None, settings: Settings) -> list[Node]:
+    """The nodes that something is made of. Two views that undo each other leave the first without a reader."""
+    if outputs is None:
+        return nodes
+    kept = {*outputs, *settings.readers}
+    for node in reversed(nodes):
+        if node in kept:
+            kept.update(node.inputs)
+    return [n for n in nodes if n in kept]
 
 
 class _Context:
@@ -189,6 +200,10 @@ class _Pull:
         self.atoms = frozenset(c.atoms)
         self.products = frozenset(c.products)
         self.counted: set[Node] = set()
+        # Values made of positions alone are loaded all the same: a region says which tensor its values are.
+        self.values = c.values
+        while not context.anchor(self.values) and len(self.values.inputs) == 1:
+            (self.values,) = self.values.inputs
         self.puller = Puller(self.cut)
         self.puller.extents.update(c.known)
 
@@ -201,7 +216,7 @@ class _Pull:
 
     def cut(self, node: Node, at: At) -> bool:
         if node in self.context.pure:
-            return self._closed(node, at)
+            return self._closed(node, at) or node is self.values
         if node in self.products:
             return False
         if node in self.below:

@@ -99,7 +99,11 @@ def test_refusals_say_what_is_in_the_way():
     def heads_after(q: Tensor, k: Tensor, v: Tensor, w: Tensor, m: Tensor) -> Tensor:
         return F.linear((q @ k.mT).softmax(-1).movedim(1, -1), m[:3, :3]).movedim(-1, 1) @ v
 
+    def heads_before_shared_values(q: Tensor, k: Tensor, v: Tensor, w: Tensor, m: Tensor) -> Tensor:
+        return F.linear((q @ k.mT).movedim(1, -1), m[:3, :3]).movedim(-1, 1).softmax(-1) @ v[:, :1]
+
     said = {
+        heads_before_shared_values: "sums over an axis of the score tensor itself",
         additive: "not as a product of the two (additive attention)",
         additive_of_projections: "not as a product of the two (additive attention)",
         heads_before: "sums over an axis of the score tensor itself",

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.contract import assert_contract
+
 from .streamed import assert_streams, compiled
 
 B, H, N, M, D = 2, 3, 19, 37, 16
@@ -24,6 +26,7 @@ def made(name: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
     g = torch.Generator().manual_seed(0)
     shapes = {"q": (B, H, N, D), "k": (B, H, M, D), "v": (B, H, M, D), "w": (D, D), "u": (D,), "one": (D,), "x": (B, M, D)}
     arguments = {"k2": (B, H, 20, D), "v2": (B, H, 20, D), "sink": (H,), "bias": (1, H, N, M), "r": (2 * M - 1, D)}
+    arguments |= {"v1": (B, M, D), "points": (B, H, M, 5, 3), "grid": (B, H, 5, 7, D), "qr": (B, H, N, 8), "kr": (B, M, 8)}
     return tuple(torch.randn(*{**shapes, **arguments}[a], generator=g).to(dtype) for a in INPUTS[name].split())
 
 
@@ -103,6 +106,38 @@ def tensordot_of_one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def heads_in_the_batch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     qs, ks, vs = (torch.cat(x.transpose(1, 2).flatten(2).split(D, -1), 0) for x in (q, k, v))
     return torch.cat(((qs @ ks.mT / 4).softmax(-1) @ vs).split(B, 0), -1)
+
+
+@spelling("q k v1")
+def values_shared_by_the_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT / 4).softmax(-1) @ v.unsqueeze(1)
+
+
+@spelling("q k qr kr v1")
+def a_second_part_of_the_keys_and_the_values_shared(q: Tensor, k: Tensor, qr: Tensor, kr: Tensor, v: Tensor) -> Tensor:
+    s = torch.einsum("bhnd,bhmd->bhnm", q, k) + torch.einsum("bhnr,bmr->bhnm", qr, kr)
+    return torch.einsum("bhnm,bmd->bhnd", (s / 5).softmax(-1), v)
+
+
+@spelling("q k")
+def values_made_of_positions(q: Tensor, k: Tensor) -> Tensor:
+    return (q @ k.mT / 4).softmax(-1) @ torch.linspace(-1, 1, M, dtype=q.dtype)
+
+
+@spelling("q k points")
+def values_that_are_points(q: Tensor, k: Tensor, points: Tensor) -> Tensor:
+    return torch.einsum("bhnm,bhmpc->bhnpc", (q @ k.mT / 4).softmax(-1), points)
+
+
+@spelling("q grid grid")
+def keys_on_a_grid(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = torch.einsum("bhnd,bhxyd->bhnxy", q, k) / 4
+    return torch.einsum("bhnxy,bhxyd->bhnd", s.flatten(-2).softmax(-1).view_as(s), v)
+
+
+@spelling("points points points")
+def products_over_two_axes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.einsum("bhnm,bhmxy->bhnxy", torch.einsum("bhnxy,bhmxy->bhnm", q, k).softmax(-1), v)
 
 
 # ------------------------------------------------------------------------------------------------ similarities
@@ -303,3 +338,25 @@ def test_scores_without_products_are_refused_in_words() -> None:
 
 def test_a_softmax_of_a_softmax_is_refused_in_words() -> None:
     assert "an exponential of an exponential" in reason(lambda q, k, v: (q @ k.mT).softmax(-1).softmax(-1) @ v, "q k v")
+
+
+# ------------------------------------------------------------------------------------------------ how far, told by a tensor
+
+
+@pytest.mark.parametrize("fill", [-INF, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("shape", [(), (1,), (B, 1, 1, 1)])
+def test_a_cache_filled_up_to_a_position(shape: tuple[int, ...], fill: float) -> None:
+    """One number in a tensor, or one per sequence, bounds the stream when the kernel runs."""
+
+    def decode(q: Tensor, k: Tensor, v: Tensor, position: Tensor) -> Tensor:
+        return (q @ k.mT / 4).masked_fill(torch.arange(M) > position, fill).softmax(-1) @ v
+
+    q, k, v = made("values_first", torch.float32)
+    for rows in (1, N):
+        run, (region,) = compiled(decode, q[:, :, :rows], k, v, torch.zeros(shape, dtype=torch.long))
+        assert region.status == "streamed", region.reason
+        for position in (0, 15, 16, 20, M - 1, M + 5):
+            where = torch.full(shape, position)
+            few = q[:, :, :rows]
+            exact = decode(few.double(), k.double(), v.double(), where)
+            assert_contract(run(few, k, v, where), decode(few, k, v, where), exact, "f32", f"{rows} rows up to {position}")

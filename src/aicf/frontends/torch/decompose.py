@@ -21,12 +21,12 @@ _MM_FROM = 25  # torch.cdist takes matrix products where either side has more po
 
 
 def _einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any:
-    if len(tensors) <= 2:
-        return NotImplemented
     try:
         inputs, output = parse_einsum(equation, [x.dim() for x in tensors])
     except Unreadable:
         return NotImplemented
+    if len(tensors) <= 2:
+        return _merged(inputs, output, tensors)
     left, *rest = tensors
     labels = inputs[0]
     for k, right in enumerate(rest, 1):
@@ -34,6 +34,39 @@ def _einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> An
         kept = output if k == len(rest) else "".join(x for x in dict.fromkeys(labels + inputs[k]) if x in later)
         left, labels = torch.einsum(f"{labels},{inputs[k]}->{kept}", left, right), kept
     return left
+
+
+def _merged(inputs: Sequence[str], output: str, tensors: Sequence[Tensor]) -> Any:
+    """A batched product with several axes side by side that are one by meaning, as the product with that one: those summed over,
+    and those that only one operand has and has last, as the result does (values that are points in space).
+
+        bhnxy,bhmxy->bhnm    is  bhnx,bhmx->bhnm
+        bhnm,bhmpc->bhnpc    is  bhnm,bhmp->bhnp
+    """
+    if len(tensors) != 2 or any(len(set(labels)) < len(labels) for labels in (*inputs, output)):
+        return NotImplemented
+    shared = [x for x in inputs[0] if x in inputs[1]]
+    if not set(shared) & set(output):
+        return NotImplemented
+    runs = ["".join(x for x in shared if x not in output)]
+    runs += ["".join(x for x in labels if x not in shared and x in output) for labels in inputs]
+    last = [r for r in runs[1:] if len(r) > 1 and output.endswith(r) and any(x.endswith(r) for x in inputs)]
+    merged = [r for r in runs[:1] if len(r) > 1 and all(r in x for x in inputs)] + last
+    if not merged:
+        return NotImplemented
+    labels, operands = list(inputs), list(tensors)
+    for run in merged:
+        for k, x in enumerate(labels):
+            if run in x:
+                at = x.index(run)
+                operands[k] = operands[k].flatten(at, at + len(run) - 1)
+                labels[k] = x.replace(run, run[0])
+    short = output.replace(last[0], last[0][0]) if last else output
+    made = torch.einsum(f"{','.join(labels)}->{short}", *operands)
+    if not last:
+        return made
+    sizes = {x: n for own, tensor in zip(inputs, tensors, strict=True) for x, n in zip(own, tensor.shape, strict=True)}
+    return made.unflatten(-1, [sizes[x] for x in last[0]])
 
 
 def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Any:

@@ -66,9 +66,9 @@ def _bounds(names: Names) -> tuple[Expr, Expr, Expr]:
     low: Expr = integer_const(0)
     high: Expr = index("M")
     for e in names.tiling.low:
-        low = call("max", low, e)
+        low = call("max", low, names.put(e))
     for e in names.tiling.high:
-        high = call("min", high, e)
+        high = call("min", high, names.put(e))
     empty = names.put(names.tiling.empty)
     if names.tiling.fill is not None:
         skipping = call("ne", names.flag, integer_const(0))
@@ -106,7 +106,7 @@ def _row_ends(names: Names) -> tuple[tuple[str, Expr], ...]:
         return ()
     end: Expr = index("M")
     for e in tiling(names.found, names.program, names.schedule.rows, names.schedule.tile_n, names.tiling.strict).high:
-        end = call("min", end, e)
+        end = call("min", end, names.put(e))
     if names.tiling.fill is not None:
         end = call("where", call("ne", names.flag, integer_const(0)), end, index("M"))
     return ((names.j, end),)
