@@ -10,7 +10,7 @@ faster;
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -145,18 +145,28 @@ def compile_graph(
     anchors: Collection[Node] | None = None,
     parameters: Collection[Node] = (),
     hints: Mapping[str, int] | None = None,
+    fault: Callable[[Exception], str] | None = None,
 ) -> Compilation:
     """Finds, derives, schedules and prepares every attention of `graph`.
 
     `anchors`: nodes whose tensors exist outside of regions (all when None); `parameters`: model weights; `hints`: likely
-    values of size symbols, for the cost model only. Code is built when a region first runs.
+    values of size symbols, for the cost model only. Code is built when a region first runs. `fault`: what to say of a region
+    on which the compiler itself fails, so that the others stream all the same (None: its error is raised).
     """
     chosen = options or Options()
     module = AttentionPatternPass(anchors, parameters)(graph)
-    validate_module(module, lowered=False)
     results = [(_position(graph, r.name), _refused(r, hints or {})) for r in module.refusals]
     for region in module.regions:
-        results.append((_position(graph, semantics(region).value.name), _compiled(region, chosen, hints or {})))
+        found = semantics(region)
+        try:
+            validate_module(MCModule(regions=[region]), lowered=False)
+            result = _compiled(region, chosen, hints or {})
+        except Exception as e:
+            if fault is None:
+                raise
+            result = RegionResult("refused", fault(e), found.value.location, found.value.name)
+            result.bytes_unfused = unfused(found, hints or {})
+        results.append((_position(graph, found.value.name), result))
     return Compilation(graph, [r for _, r in sorted(results, key=lambda t: t[0])])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from aicf.semantic import GraphBuilder
-from aicf.streaming.recognise import recognise
+from aicf.streaming.recognise import Recognised, Refused, recognise
 
 
 def test_a_doubling_chain_ends() -> None:
@@ -17,3 +17,16 @@ def test_a_doubling_chain_ends() -> None:
     begin = time.perf_counter()
     recognise(b.graph.nodes, b.graph.outputs)
     assert time.perf_counter() - begin < 120
+
+
+def test_a_recurrence_written_out_ends_and_attention_beside_it_is_found() -> None:
+    b = GraphBuilder()
+    q, x, k, v = (b.input(name, "f32", (8, 8)) for name in "qxkv")
+    x = b.op("matmul", x, b.permute(k, (1, 0)))
+    for _ in range(2000):  # deeper than Python's stack
+        x = b.op("tanh", b.op("add", b.op("exp", x), q))
+    scores = b.op("softmax", b.op("matmul", q, b.permute(k, (1, 0))), axis=1)
+    b.output(b.op("matmul", x, v), b.op("matmul", scores, v))
+    found = recognise(b.graph.nodes, b.graph.outputs)
+    assert [type(f) for f in found] == [Refused, Recognised]
+    assert isinstance(found[0], Refused) and "too large a computation" in found[0].reason

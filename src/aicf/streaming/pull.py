@@ -18,6 +18,7 @@ from aicf.semantic.types import is_one
 
 Cut = Callable[[Node, At], bool]
 LIMIT = 20_000  # elements of nodes gone through; real attention needs some hundred
+DEPTH = 100  # nodes above each other; real attention needs some dozen, a recurrence written out as many as it has steps
 
 
 class PulledTooFar(Exception):
@@ -38,15 +39,18 @@ class Puller:
     visits: dict[Node, list[At]] = field(default_factory=dict[Node, list[At]])
     binders: dict[Var, Node] = field(default_factory=dict[Var, Node])
     _memo: dict[tuple[Node, At], Expr] = field(default_factory=dict[tuple[Node, At], Expr])
+    _depth: int = 0
 
     def pull(self, node: Node, at: At) -> Expr:
         """The element of `node` at `at`."""
         key = (node, at)
         found = self._memo.get(key)
         if found is None:
-            if len(self._memo) >= LIMIT:
+            if len(self._memo) >= LIMIT or self._depth >= DEPTH:
                 raise PulledTooFar(node.name)
+            self._depth += 1
             found = self._memo[key] = self._pull(node, at)
+            self._depth -= 1
         return found
 
     def _pull(self, node: Node, at: At) -> Expr:

@@ -200,10 +200,9 @@ class _Pull:
         self.atoms = frozenset(c.atoms)
         self.products = frozenset(c.products)
         self.counted: set[Node] = set()
-        # Values made of positions alone are loaded all the same: a region says which tensor its values are.
-        self.values = c.values
-        while not context.anchor(self.values) and len(self.values.inputs) == 1:
-            (self.values,) = self.values.inputs
+        # Operands made of positions alone are loaded all the same: a region says which tensors its products are made of.
+        operands = [c.values, *(x for a in c.atoms for x in a.inputs)]
+        self.operands = frozenset(_held(context, x) for x in operands if x in context.pure)
         self.puller = Puller(self.cut)
         self.puller.extents.update(c.known)
 
@@ -216,7 +215,7 @@ class _Pull:
 
     def cut(self, node: Node, at: At) -> bool:
         if node in self.context.pure:
-            return self._closed(node, at) or node is self.values
+            return self._closed(node, at) or node in self.operands
         if node in self.products:
             return False
         if node in self.below:
@@ -263,6 +262,13 @@ class _Pull:
         batch = self.c.known.keys() - self.c.rows - {self.c.stream}
         moving = tuple(v for v in tile if v not in batch or v in self.puller.binders)
         return all(affine(e, moving) is not None for _, own in here.accesses for e in own)
+
+
+def _held(context: _Context, node: Node) -> Node:
+    """The tensor of the source that `node` is a view of."""
+    while not context.anchor(node) and len(node.inputs) == 1:
+        (node,) = node.inputs
+    return node
 
 
 def _attempt(context: _Context, c: Candidate) -> Recognised | Refused | None:

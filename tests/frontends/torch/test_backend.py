@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aicf import driver
 from aicf.frontends.torch import backend
 from aicf.report import GraphReport
 
@@ -94,6 +95,27 @@ def test_found_by_name_without_importing_aicf() -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_streams(rest: str, dynamic: bool) -> None:
     same(lambda q, k, v: causal(q * 2, k, v).transpose(1, 2).reshape(2, -1, 48) + 1, *qkv(), rest=rest, dynamic=dynamic)
+
+
+def test_an_attention_that_the_compiler_fails_on_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def two(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).softmax(-1) @ v + ((q + 1) @ k.mT).softmax(-1) @ v
+
+    decide = driver.decide
+
+    def failing(*args: Any) -> Any:
+        if len(made) == 0:
+            made.append(args)
+            raise AssertionError("a fault")
+        return decide(*args)
+
+    made: list[Any] = []
+    monkeypatch.setattr(driver, "decide", failing)
+    compiled = Compiled(two)
+    q, k, v = qkv(n=24)
+    close(compiled(q, k, v), two(q, k, v))
+    assert sorted(compiled.statuses) == ["refused", "streamed"]
+    assert any("AICF itself fails on it, which is an error to report (AssertionError: a fault)" in r for r in compiled.reasons)
 
 
 def test_one_compilation_serves_many_lengths() -> None:

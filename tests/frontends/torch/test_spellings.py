@@ -124,6 +124,12 @@ def values_made_of_positions(q: Tensor, k: Tensor) -> Tensor:
     return (q @ k.mT / 4).softmax(-1) @ torch.linspace(-1, 1, M, dtype=q.dtype)
 
 
+@spelling("q v")
+def keys_made_of_positions(q: Tensor, v: Tensor) -> Tensor:
+    waves = torch.cos(torch.arange(M)[:, None] * torch.linspace(0, 1, D)).to(q.dtype)
+    return (q @ waves.T / 4).softmax(-1) @ v
+
+
 @spelling("q k points")
 def values_that_are_points(q: Tensor, k: Tensor, points: Tensor) -> Tensor:
     return torch.einsum("bhnm,bhmpc->bhnpc", (q @ k.mT / 4).softmax(-1), points)

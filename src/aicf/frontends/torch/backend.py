@@ -131,13 +131,20 @@ def _compiled(gm: Module, inputs: Sequence[Any], options: BackendOptions, report
     report.boundaries = [(node.name, why) for node, why in reading.boundaries.items()]
     anchors = frozenset(reading.anchors)
     for _ in range(MAX_CUTS):
-        found = compile_graph(reading.graph, for_device(options.driver, inputs), anchors, reading.parameters, size_hints(reading))
+        driver, hints = for_device(options.driver, inputs), size_hints(reading)
+        found = compile_graph(reading.graph, driver, anchors, reading.parameters, hints, _fault)
         report.regions = found.regions
         unfit = misplaced(traced, reading, report.regions)
         if not unfit:
             break
         anchors -= unfit
     return traced, reading
+
+
+def _fault(e: Exception) -> str:
+    log.warning("an attention is left to PyTorch: %s: %s", type(e).__name__, e, exc_info=log.isEnabledFor(logging.DEBUG))
+    said = ": ".join([type(e).__name__, *str(e).splitlines()[:1]])
+    return f"AICF itself fails on it, which is an error to report ({said})"
 
 
 def specialise_widths(reading: Reading) -> bool:

@@ -207,7 +207,10 @@ def _check(found: Recognised, program: StreamProgram) -> None:
         if not is_float(s.dtype):
             raise LoweringRefused(f"the sum {s.name} is kept in {s.dtype}; integer sums are not streamed")
         if len(s.payload) > 1:
-            raise LoweringRefused(f"the sum {s.name} has {len(s.payload)} value axes; one is supported")
+            raise LoweringRefused(
+                f"the values have {len(s.payload)} axes that the scores don't have; kernels are derived for one (reshaped into "
+                "one axis, such values stream)"
+            )
         for c in s.payload:
             _width(found.extents[c], "the value width")
         if s.value is not None and variables(s.value) & {found.row, *program.atoms}:
