@@ -61,7 +61,8 @@ class Exit:
 
 @dataclass(frozen=True)
 class Recognised:
-    """A region found: still semantics, no tiles. Variables: `batch` shared by everything, `row`, `stream`, per-exit columns."""
+    """A region found: still semantics, no tiles. Variables: `batch` shared by everything, `row`, `stream`, per-exit columns.
+    `leaks`: what else reads a tensor of rows x keys of it, with the refusal if that is not within a region of its own."""
 
     value: Node
     atoms: tuple[Atom, ...]
@@ -75,6 +76,7 @@ class Recognised:
     extents: Mapping[Var, Expr]
     inside: tuple[Node, ...]
     softmax_like: bool
+    leaks: tuple[tuple[Node, Refused], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,24 @@ def recognise(
         if isinstance(best, Recognised):
             taken.update(best.inside)
             taken.update(e.node for e in best.exits)
+    found = _settled(found)
+    taken = {n for f in found if isinstance(f, Recognised) for n in (*f.inside, *(e.node for e in f.exits))}
     return [f for f in found if isinstance(f, Recognised) or f.node not in taken]
+
+
+def _settled(found: list[Recognised | Refused]) -> list[Recognised | Refused]:
+    """Scores that two regions read are computed in each of them, and written by none: a softmax over the keys and one over the
+    queries. What leaves a region to anywhere else must be written, and the region is refused."""
+    while True:
+        inside = {n for f in found if isinstance(f, Recognised) for n in f.inside}
+        left = [_first_leak(f, inside) if isinstance(f, Recognised) else None for f in found]
+        if not any(left):
+            return found
+        found = [f if leak is None else leak for f, leak in zip(found, left, strict=True)]
+
+
+def _first_leak(found: Recognised, inside: Collection[Node]) -> Refused | None:
+    return next((why for user, why in found.leaks if user not in inside), None)
 
 
 def _live(nodes: list[Node], outputs: Collection[Node] | None, settings: Settings) -> list[Node]:
@@ -305,7 +324,8 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
     try:
         own = tuple(_var(v) for v in at if v in columns)
         exits = [Exit(target, at, _prepared(extraction, policy, element), own)]
-        outside = _exits(context, policy, c, target)
+        leaks: dict[Node, Refused] = {}
+        outside = _exits(context, policy, c, target, leaks)
         if isinstance(outside, Refused):
             return outside if c.softmax_like or not _weights(context, policy, c, extraction) else None
         for node, where, pulled, more in outside:
@@ -320,7 +340,7 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
         return Refused(c.node, "the mask hides every score, whatever they are: nothing is left to stream", None)
     if not c.softmax_like and _weights(context, policy, c, extraction):
         return None
-    return _finished(policy, c, extraction, exits, columns)
+    return _finished(policy, c, extraction, exits, columns, leaks)
 
 
 def _no_products(made_of: list[Node], unknown: Mapping[Node, str]) -> str:
@@ -471,8 +491,11 @@ def _row_value(policy: _Pull, node: Node) -> bool:
 Found = tuple[Node, At, Expr, tuple[Var, ...]]
 
 
-def _exits(context: _Context, policy: _Pull, c: Candidate, target: Node) -> list[Found] | Refused:
-    """Further tensors that leave the region, pulled; or the refusal when rows x keys would have to leave."""
+def _exits(
+    context: _Context, policy: _Pull, c: Candidate, target: Node, leaks: dict[Node, Refused]
+) -> list[Found] | Refused:
+    """Further tensors that leave the region, pulled; or the refusal when rows x keys would have to leave. What is not followed
+    and reads rows x keys goes to `leaks`: it may be another region's."""
     found: list[Found] = []
     made: set[Var] = set()  # columns of products beside the region's own: whatever is made of one is indexed by them too
     done: set[Node] = {target}
@@ -504,7 +527,10 @@ def _exits(context: _Context, policy: _Pull, c: Candidate, target: Node) -> list
             grown = _through(policy, node, where, user, c)
             if grown is None:
                 what = f"the {_what(node, policy)} {node.name} {_tensor(node)}"
-                return Refused(c.node, f"{what} is also used by {user.op} {user.name}, so it must be written", user)
+                leaks[user] = Refused(c.node, f"{what} is also used by {user.op} {user.name}, so it must be written", user)
+                if not along:
+                    return leaks[user]
+                continue
             at, own = grown
             made.update(own)
             inside.add(user)
@@ -594,7 +620,9 @@ def _through(policy: _Pull, node: Node, where: At, user: Node, c: Candidate) -> 
 _BATCH = ("b", "h", "g", "u", "w", "z")
 
 
-def _finished(policy: _Pull, c: Candidate, x: Extraction, exits: list[Exit], columns: set[Var]) -> Recognised | Refused:
+def _finished(
+    policy: _Pull, c: Candidate, x: Extraction, exits: list[Exit], columns: set[Var], leaks: Mapping[Node, Refused]
+) -> Recognised | Refused:
     """Variables renamed by role and packed into the result."""
     keys = {v for a in x.atoms.values() for v in variables(a.key)}
     row_side = {v for a in x.atoms.values() for v in variables(a.row)}
@@ -638,7 +666,7 @@ def _finished(policy: _Pull, c: Candidate, x: Extraction, exits: list[Exit], col
     inside = tuple(n for n in policy.context.nodes if n in policy.puller.visits and n in policy.below)
     return Recognised(
         c.node, atoms, cascade, final, {k: v for k, v in policy.puller.loads.items() if k in used},
-        batch, new_row, new_stream, new_columns, renamed, inside, c.softmax_like,
+        batch, new_row, new_stream, new_columns, renamed, inside, c.softmax_like, tuple(leaks.items()),
     )  # fmt: skip
 
 

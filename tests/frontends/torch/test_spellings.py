@@ -346,6 +346,32 @@ def test_a_softmax_of_a_softmax_is_refused_in_words() -> None:
     assert "an exponential of an exponential" in reason(lambda q, k, v: (q @ k.mT).softmax(-1).softmax(-1) @ v, "q k v")
 
 
+# ------------------------------------------------------------------------------------------------ scores for two
+
+
+def both_ways(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    s = q @ k.mT / 4
+    return s.softmax(-1) @ k, s.mT.masked_fill(torch.ones(M, N, dtype=torch.bool).triu(9), -INF).softmax(-1) @ q
+
+
+def test_scores_that_two_attentions_read_are_computed_in_each() -> None:
+    q, k, _ = made("values_first", torch.float32)
+    run, regions = compiled(both_ways, q, k)
+    assert [r.status for r in regions] == ["streamed", "streamed"], [r.reason for r in regions]
+    for got, unfused, exact in zip(run(q, k), both_ways(q, k), both_ways(q.double(), k.double()), strict=True):
+        assert_contract(got, unfused, exact, "f32")
+
+
+def test_scores_that_a_third_reads_must_be_written() -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        s = q @ k.mT / 4
+        return s.softmax(-1) @ v, s.softmax(-2).mT @ q, s.softmax(-2).softmax(-1)
+
+    _, regions = compiled(fn, *made("values_first", torch.float32))
+    assert [r.status for r in regions] == ["refused", "refused"]
+    assert all("must be written" in r.reason for r in regions), [r.reason for r in regions]
+
+
 # ------------------------------------------------------------------------------------------------ how far, told by a tensor
 
 
