@@ -58,9 +58,9 @@ class Program:
     overrides: Mapping[str, int]
 
     def function(self, double: bool = False, wide: bool = False) -> Callable[..., Any]:
-        """The program as a function; `double` reads its type names as float64, `wide` halves as float32."""
+        """The program as a function; `double` reads its type names as float64, `wide` each as the next wider one."""
         kind = torch.float64 if double else torch.float32 if wide else DTYPES[self.dtype]
-        full = torch.float64 if double else torch.float32
+        full = torch.float64 if double or wide else torch.float32
         scope: dict[str, Any] = {"torch": torch, "math": math, "F": torch.nn.functional, "INF": math.inf, "DT": kind, "F32": full}
         exec(compile(self.text, f"<program {self.seed}>", "exec"), scope)
         return scope["attention"]

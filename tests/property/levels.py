@@ -24,6 +24,8 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from aicf.driver import Options, RegionResult, compile_graph
 from aicf.frontends.torch.reader import Reading, read
@@ -131,12 +133,33 @@ def _eager(p: Program, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [x.clone() for x in _flat(p.function()(*args))]
 
 
+class Rounded(TorchDispatchMode):
+    """float32 with as many digits as halves have, float64 with those of float32: halves and float32 that neither overflow nor
+    vanish."""
+
+    def __init__(self, digits: int) -> None:
+        super().__init__()
+        self.digits = digits
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return tree_map_only(torch.Tensor, self._rounded, func(*args, **(kwargs or {})))
+
+    def _rounded(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype not in (torch.float32, torch.float64) or x._is_view():
+            return x
+        digits, power = torch.frexp(x)
+        steps = 2.0 ** (self.digits if x.dtype == torch.float32 else 24)
+        return torch.where(x.isfinite(), torch.ldexp((digits * steps).round() / steps, power), x)
+
+
 def _in_range(p: Program, args: Sequence[torch.Tensor], eager: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The results of a program in halves without the overflow and underflow of halves: regions are computed in fp32 (README)."""
+    """The results of a program in halves without the overflow and underflow of halves: regions are computed in fp32 (README).
+    Each op is rounded as the source rounds it: where scores are large, the roundings decide what comes out."""
     if p.dtype == "f32" or all(bool(torch.isfinite(x).all()) for x in eager):
         return eager
     wide = [x.to(torch.float32) if x.dtype == DTYPES[p.dtype] else x for x in args]
-    results = _flat(p.function(wide=True)(*wide))
+    with Rounded(11 if p.dtype == "f16" else 8):
+        results = _flat(p.function(wide=True)(*wide))
     return [torch.where(torch.isfinite(e) | ~torch.isfinite(x), e, x.to(e.dtype)) for e, x in zip(eager, results, strict=True)]
 
 
@@ -468,4 +491,4 @@ def same_kind(a: tuple[str, str] | None, b: tuple[str, str] | None) -> bool:
     return a[0] == b[0] and (("error" in a[1]) == ("error" in b[1])) and word(a)[:8] == word(b)[:8]
 
 
-__all__ = ["LEVELS", "Outcome", "Traced", "Wrong", "check", "prepare", "same_kind"]
+__all__ = ["LEVELS", "Outcome", "Rounded", "Traced", "Wrong", "check", "prepare", "same_kind"]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import time
 
+import pytest
+import torch
+
 from tests.property.choices import SHARED, SIZED
 from tests.property.grammar import program
+from tests.property.levels import Rounded
 from tests.property.run import one, smallest
 
 SECONDS = 45
@@ -26,3 +30,18 @@ def test_a_sample_of_random_programs_is_clean_at_every_level() -> None:
         if time.monotonic() - started > SECONDS:
             break
     assert ran == {"semantic", "stream", "kernel", "cpu"}
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=str)
+def test_wide_halves_are_rounded_as_halves(kind: torch.dtype) -> None:
+    """What a program in halves is compared with where it leaves their range: the same digits, more range."""
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(kind)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return (x * x / 10 + 3).exp() / 7 - x
+
+    with Rounded(11 if kind == torch.float16 else 8):
+        wide = run(x.float())
+        large = (x.float().abs() + 1) * 1e6
+    assert torch.equal(wide.to(kind), run(x))
+    assert large.isfinite().all() and not torch.equal(large, (x.float().abs() + 1) * 1e6)

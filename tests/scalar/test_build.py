@@ -64,6 +64,17 @@ def test_repeated_heads_become_a_quotient():
         assert call("floordiv", call("add", call("mul", h, size(64)), const(63, "i64")), size(64)) is h
 
 
+def test_groups_of_heads_merge_again():
+    with extents({h: size(12), b: size(2)}):
+        for c in (size(3), var("g", "i64")):
+            group, member = call("floordiv", h, c), call("mod", h, c)
+            assert call("add", call("mul", group, c), member) is h
+            wide = call("mul", call("add", call("mul", group, c), member), size(12))
+            assert call("add", wide, b) is call("add", call("mul", h, size(12)), b)
+        other = call("add", call("mul", call("floordiv", h, size(3)), size(4)), call("mod", h, size(3)))
+        assert show(other) == "h % 3 + h // 3 * 4"
+
+
 def test_a_selection_of_truth_values_is_its_condition():
     below = call("lt", i, j)
     assert call("where", below, const(True, "bool"), const(False, "bool")) is below

@@ -108,9 +108,9 @@ def normal(fn: str, args: tuple[Expr, ...]) -> Expr:
     """The normal form of an integer `fn` of `args`."""
     match fn:
         case "add":
-            return from_poly(_add(poly(args[0]), poly(args[1]), 1))
+            return from_poly(_rejoined(_add(poly(args[0]), poly(args[1]), 1)))
         case "sub":
-            return from_poly(_add(poly(args[0]), poly(args[1]), -1))
+            return from_poly(_rejoined(_add(poly(args[0]), poly(args[1]), -1)))
         case "neg":
             return from_poly(_add({}, poly(args[0]), -1))
         case "mul":
@@ -121,6 +121,20 @@ def normal(fn: str, args: tuple[Expr, ...]) -> Expr:
             return _divided(args[0], args[1])[1]
         case _:
             raise ValueError(f"no integer normal form for {fn}")
+
+
+def _rejoined(p: Poly) -> Poly:
+    """`p` with `(x // c) * c + x % c` as x: heads split into groups and merged again."""
+    for monomial, coefficient in p.items():
+        for atom in monomial:
+            if isinstance(atom, Call) and atom.fn == "mod":
+                x, c = atom.args
+                others = _without(monomial, (atom,)) or ()
+                quotient = _mul({(*others, raw("floordiv", (x, c), "i64")): coefficient}, poly(c))
+                if all(p.get(m) == k for m, k in quotient.items()):
+                    rest = _add(p, {**quotient, monomial: coefficient}, -1)
+                    return _rejoined(_add(rest, _mul({others: coefficient}, poly(x)), 1))
+    return p
 
 
 def _divided(a: Expr, c: Expr) -> tuple[Expr, Expr]:

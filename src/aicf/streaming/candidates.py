@@ -27,10 +27,11 @@ EXPONENTIALS = ("exp", "exp2", "expm1")
 @dataclass
 class Candidate:
     """A value contraction, the variable it sums over, its operands P (`weights`, read at `place`) and V (`values`), the row
-    variables that only P has, the score contractions below P, and the contractions that mix P's rows (`blocked`; `additive`: one
-    of them only weighs and sums what is no product of rows and keys; `elsewhere`: one has the summed variable as a batch).
-    `products`: the element-wise products that belong to contractions spelt as a product and a sum. `softmax_like`: exponentials
-    of the scores are taken on the way (and the scores not only normalised, as by a norm between two linear layers)."""
+    variables that only P has, the view of the contraction whose elements the variables index (`seen`, at `plain`; mostly itself),
+    the score contractions below P, and the contractions that mix P's rows (`blocked`; `additive`: one of them only weighs and
+    sums what is no product of rows and keys; `elsewhere`: one has the summed variable as a batch). `products`: the element-wise
+    products that belong to contractions spelt as a product and a sum. `softmax_like`: exponentials of the scores are taken on
+    the way (and the scores not only normalised, as by a norm between two linear layers)."""
 
     node: Node
     at: At
@@ -41,6 +42,8 @@ class Candidate:
     place: At
     values: Node
     rows: frozenset[Var]
+    seen: Node
+    plain: At
     atoms: list[Node] = field(default_factory=list[Node])
     blocked: list[Node] = field(default_factory=list[Node])
     products: list[Node] = field(default_factory=list[Node])
@@ -54,9 +57,20 @@ def free(at: At) -> frozenset[Var]:
     return frozenset[Var]().union(*(variables(e) for e in at))
 
 
-def candidates(node: Node) -> list[Candidate]:
-    """All ways to see `node` as sum_j P[.., j] V[j, ..] with scores below P; those with score contractions first."""
-    at, known = output_index(node)
+def candidates(node: Node, views: Sequence[Node] = ()) -> list[Candidate]:
+    """All ways to see `node` as sum_j P[.., j] V[j, ..] with scores below P; those with score contractions first.
+
+    `views`: what leads from `node` to a view of it; the candidates' variables index that view then. The heads that a product of
+    matrices merges for its own sake (`bmm`) are apart there, as they are in everything else.
+    """
+    seen = views[-1] if views else node
+    plain, known = output_index(seen)
+    at = plain
+    for n in reversed(views):
+        below = step(n, at, known)
+        if below is None or len(below.accesses) != 1 or below.bound:
+            return []
+        at = below.accesses[0][1]
     here = contraction(node, at, known)
     if here is None or len(here.operands) != 2:
         return []
@@ -71,15 +85,32 @@ def candidates(node: Node) -> list[Candidate]:
             if here.products and free(at) <= free(own):
                 continue  # the sum of what weights keep: a normaliser
             rows = free(own) - free(other) - {over}
-            c = Candidate(node, at, {**known, **here.bound}, over, length, weights, own, values, rows)
+            if views and not _apart(node, n, at, rows):
+                continue
+            c = Candidate(node, at, {**known, **here.bound}, over, length, weights, own, values, rows, seen, plain)
             batch = _walk(c, here)
             if c.blocked and batch:  # the values are shared along axes that queries and keys have
-                narrowed = Candidate(node, at, c.known, over, length, weights, own, values, rows - batch)
+                narrowed = Candidate(node, at, c.known, over, length, weights, own, values, rows - batch, seen, plain)
                 _walk(narrowed, here)
                 c = c if narrowed.blocked else narrowed
             if c.atoms or c.blocked:
                 found.append(c)
     return sorted(found, key=lambda c: (not c.atoms, not c.softmax_like))
+
+
+def _apart(node: Node, n: int, at: At, rows: frozenset[Var]) -> bool:
+    """Whether `at`, the index of `node` in a view's variables, has `rows` and the columns by themselves. Operand `n` has the
+    rows; batch axes may be merged or split by the view."""
+    plain, known = output_index(node)
+    here = contraction(node, plain, known)
+    assert here is not None
+    own, other = (free(here.operands[k][1]) for k in (n, 1 - n))
+    if bool(rows) != any(v in own and v not in other for v in plain) or not all(v in at for v in rows):
+        return False
+    columns = [k for k, v in enumerate(plain) if v in other and v not in own]
+    rest = free(tuple(e for k, e in enumerate(at) if k not in columns))
+    mine = [v for k in columns for v in variables(at[k])]
+    return all(isinstance(at[k], Var | Const) for k in columns) and len({*mine}) == len(mine) and rest.isdisjoint(mine)
 
 
 @dataclass(frozen=True)

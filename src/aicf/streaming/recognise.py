@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from aicf.scalar import (
+    FUNCTIONS,
     Const,
     Expr,
     Load,
@@ -121,6 +122,7 @@ def recognise(
                 best = result
                 break
             best = best or result
+        best = _seen_through_views(context, node, best)
         if best is None and context.single_keys and single_key(node):
             best = Refused(node, "it attends to a single key: all weights are 1, and there is nothing to stream")
         made_of = without_products(node) if best is None and context.softmaxes else None
@@ -162,6 +164,29 @@ def _live(nodes: list[Node], outputs: Collection[Node] | None, settings: Setting
         if node in kept:
             kept.update(node.inputs)
     return [n for n in nodes if n in kept]
+
+
+def _seen_through_views(context: _Context, node: Node, best: Recognised | Refused | None) -> Recognised | Refused | None:
+    """`best`, or the region found when the result is indexed as a view of it is: where the heads that `bmm` merges stand apart
+    again, other tensors of the region are indexed so too, and what divides the view belongs to the region."""
+    if best is None or (isinstance(best, Recognised) and best.exits[0].node is not node):
+        return best
+    views: list[Node] = []
+    last = node
+    while last not in context.outputs:
+        users = context.users.get(last, [])
+        if len(users) != 1 or users[0].op not in VIEWS or not context.anchor(users[0]):
+            break
+        last = users[0]
+        views.append(last)
+    whole = isinstance(best, Recognised) and not best.leaks
+    if not views or (whole and not all(u.op in FUNCTIONS for u in context.users.get(last, []))):
+        return best
+    for c in candidates(node, views):
+        result = _attempt(context, c)
+        if isinstance(result, Recognised) and (not (whole or result.leaks) or result.exits[0].node is not last):
+            return result
+    return best
 
 
 class _Context:
@@ -417,7 +442,7 @@ def _weight(context: _Context, node: Node) -> bool:
 def _extended(context: _Context, policy: _Pull, c: Candidate) -> tuple[Node, At]:
     """The value contraction, or what row-wise ops make of it right after: `(e @ v) / l` is one result. A step of an op of the
     source, which exists as a tensor nowhere, is followed to the op's own result."""
-    node, at = c.node, c.at
+    node, at = c.seen, c.plain
     policy.puller.pull(node, at)
     while True:
         users = context.users.get(node, [])
@@ -626,12 +651,12 @@ def _finished(
     """Variables renamed by role and packed into the result."""
     keys = {v for a in x.atoms.values() for v in variables(a.key)}
     row_side = {v for a in x.atoms.values() for v in variables(a.row)}
-    given = [v for v in c.at if isinstance(v, Var) and v not in columns]
+    given = [v for v in c.plain if isinstance(v, Var) and v not in columns]
     rows = [v for v in given if v not in keys and v in row_side and v in c.rows]
     rows = rows or [v for v in given if v not in keys and v in row_side]
     extents = dict(policy.puller.extents)
     if rows:
-        row = max(rows, key=lambda v: (_length(extents[v]), c.at.index(v)))
+        row = max(rows, key=lambda v: (_length(extents[v]), c.plain.index(v)))
     else:
         row = index("row")
         extents[row] = integer_const(1)

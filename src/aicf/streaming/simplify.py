@@ -85,8 +85,10 @@ def split(e: Reduce, length: Expr, known: dict[Var, Expr]) -> Expr | None:
     extra = int(rest.value)
     cuts: list[Expr] = []
     for node in walk(e.body):
-        if isinstance(node, Call) and node.fn in ("lt", "ge") and node.args[0] is e.var and not variables(node.args[1]) & {e.var}:
-            cuts.append(node.args[1])
+        if isinstance(node, Call) and node.fn in ("lt", "ge") and node.args[0].dtype == "i64":
+            distance = call("sub", node.args[0], e.var)
+            if e.var in variables(node.args[0]) and not any(e.var in variables(x) for x in (distance, node.args[1])):
+                cuts.append(call("sub", node.args[1], distance))
     for start in range(extra + 1):
         begin = call("mul", const(start, "i64"), const(1, "i64"))
         end = call("add", begin, length)

@@ -349,7 +349,7 @@ def _masked(box: Box, u: Expr, fills: Fills) -> Expr:
         case Call(fn="sub", args=(a, b)):
             return _absorbing(box, a, fills)
         case Call(fn="mul", args=(a, Const() as k)) if k.value > 0:
-            return _absorbing(box, a, fills)
+            return _scaled(box, a, float(k.value), fills)
         case Call(fn="max", args=(a, b)):
             return call("and", _masked(box, a, fills), _masked(box, b, fills))
         case Call(fn="min", args=(a, b)):
@@ -375,6 +375,17 @@ def _absorbing(box: Box, u: Expr, fills: Fills) -> Expr:
         if own.largest > ABSORBS:
             return _infinite(box, u)
         fills.add(own.largest / 2)
+    return found
+
+
+def _scaled(box: Box, u: Expr, factor: float, fills: Fills) -> Expr:
+    """`masked`, for `u` times a positive number: its fills are scaled too (and rounded, to a half at worst)."""
+    own = Fills()
+    found = _masked(box, u, own)
+    if own.largest is not None:
+        if own.largest * factor > FILL:
+            return _infinite(box, u)
+        fills.add(own.largest * factor * (1 - 2.0**-7))
     return found
 
 

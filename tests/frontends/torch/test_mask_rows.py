@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+import aicf
 from tests.contract import assert_contract
 from tests.frontends.torch.streamed import assert_streams, compiled
 
@@ -76,6 +77,28 @@ def test_finite_fills_are_values(form: str, fill: float | str, dtype: torch.dtyp
         pytest.skip("PyTorch refuses a fill that the type cannot hold")
     got = assert_streams(attention(FINITE[form], value), *tensors(dtype))
     assert got.isfinite().all()
+
+
+@pytest.mark.parametrize("fill", ["lowest", -1e9, -1e4])
+@pytest.mark.parametrize("after", [lambda s: s * 0.2, lambda s: F.leaky_relu(s, 0.3), lambda s: s * 0.25 * 0.5])
+def test_a_fill_that_is_scaled_counts_in_rows_that_have_nothing_else(
+    after: Callable[[torch.Tensor], torch.Tensor], fill: float | str
+) -> None:
+    """Rows 36 to 39 have no key, and share their tiles with row 35, which has the last three: keys that are skipped for all of
+    them count in rows without any."""
+    value = torch.finfo(torch.float32).min if isinstance(fill, str) else fill
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        keep = torch.arange(N)[:, None] // 9 == torch.arange(30)[None, :] // 9
+        s = after((q @ k.mT / math.sqrt(D)).masked_fill(~keep, value))
+        return torch.softmax(s, -1) @ v
+
+    q, k, v = tensors(torch.float32)
+    k, v = k[:, :, :30], v[:, :, :30]
+    with torch.no_grad():
+        schedule = {"tile_m": 5, "tile_n": 16, "rows": 1, "order": "q_major"}
+        got = aicf.compile(run, fuse="always", require="streamed", schedule=schedule)(q, k, v)
+        assert_contract(got, run(q, k, v), run(q.double(), k.double(), v.double()), "f32")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

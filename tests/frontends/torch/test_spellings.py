@@ -287,6 +287,35 @@ def a_sink_on_the_left(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
 
 
 @spelling()
+def a_zero_score_on_the_left(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.pad(q @ k.mT / 4, (1, 0)).softmax(-1)[..., 1:] @ v
+
+
+@spelling()
+def divided_behind_a_view(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The product merges the heads, and what divides it does not: both are of one region, which is one ratio."""
+    p = torch.exp(q @ k.mT / 4)
+    o = torch.bmm(p.reshape(B * H, N, M), v.reshape(B * H, M, D)).view(B, H, N, D)
+    return o / p.sum(-1, keepdim=True)
+
+
+@spelling()
+def statistics_beside_merged_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q @ k.mT / 4
+    p = s.softmax(-1)
+    o = torch.bmm(p.reshape(B * H, N, M), v.reshape(B * H, M, D)).view(B, H, N, D)
+    return torch.cat([o, s.amax(-1, keepdim=True)], -1)
+
+
+@spelling()
+def statistics_beside_heads_in_groups(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = (q.reshape(B, 1, H, N, D) @ k[:, :1, None].mT / 4).reshape(B, H, N, M)
+    p = s.softmax(-1)
+    o = (p.reshape(B, 1, H, N, M) @ v[:, :1, None]).reshape(B, H, N, D)
+    return torch.cat([o, torch.logsumexp(s, -1, keepdim=True)], -1)
+
+
+@spelling()
 def a_zero_key(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ F.pad(k, (0, 0, 0, 1)).mT / 4).softmax(-1) @ F.pad(v, (0, 0, 0, 1))
 
