@@ -564,12 +564,15 @@ def _log_softmax_meaning(types: Types, attrs: Attrs, out: TensorType, at: At, r:
     return cast(call("sub", call("sub", x, top), call("log", total)), out.dtype)
 
 
+_exp, _log = FUNCTIONS["exp"].numpy, FUNCTIONS["log"].numpy
+
+
 def _softmax_numpy(log: bool) -> Callable[[list[Any], Attrs, TensorType, Sizes], Any]:
     def apply(values: list[Any], attrs: Attrs, out: TensorType, sizes: Sizes) -> Any:
         x = _wide(values[0], out.dtype)
         x = x - x.max(axis=attrs["axis"], keepdims=True)
-        total = _total(np.exp(x), attrs["axis"], keepdims=True)
-        return round_to(x - np.log(total) if log else np.exp(x) / total, out.dtype)
+        total = _total(_exp(x), attrs["axis"], keepdims=True)
+        return round_to(x - _log(total) if log else _exp(x) / total, out.dtype)
 
     return apply
 
@@ -588,7 +591,7 @@ def _logsumexp_numpy(values: list[Any], attrs: Attrs, out: TensorType, sizes: Si
     x = _wide(values[0], out.dtype)
     top = x.max(axis=attrs["axis"], keepdims=True)
     safe = np.where(np.isinf(top), 0, top)
-    total = safe + np.log(_total(np.exp(x - safe), attrs["axis"], keepdims=True))
+    total = safe + _log(_total(_exp(x - safe), attrs["axis"], keepdims=True))
     return round_to(total if attrs["keepdims"] else np.squeeze(total, attrs["axis"]), out.dtype)
 
 
