@@ -75,9 +75,9 @@ class RegionResult:
     """What became of one attention: its status and reason, its place in the user's program, the source nodes whose tensors it
     reads and makes, and, when streamed, its schedule and executable. `bytes_unfused`: the score-shaped tensors of the unfused
     form; `bytes_streamed`: the working memory of the streamed one. `specialised`: for what its kernel is made, and for what
-    not. `assumes`: what has to be so of the inputs for the result to be the source's, empty when nothing has. `tiles`: empty,
-    partial and full tiles of a call, None when they depend on tensors that are not known. `decision`: what the cost model was
-    asked, and its answer."""
+    not. `unknown`: the size that is no number, but would have to be. `assumes`: what has to be so of the inputs for the result
+    to be the source's, empty when nothing has. `tiles`: empty, partial and full tiles of a call, None when they depend on
+    tensors that are not known. `decision`: what the cost model was asked, and its answer."""
 
     status: Status
     reason: str
@@ -96,6 +96,7 @@ class RegionResult:
     decision: Decision | None = None
     nodes: tuple[Node, ...] = ()
     specialised: str = ""
+    unknown: Expr | None = None
     assumes: str = ""
 
     def dump(self, stage: str) -> str:
@@ -193,7 +194,7 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     try:
         program = derived(found, options.strict)
     except LoweringRefused as no:
-        result.reason = str(no)
+        result.reason, result.unknown = str(no), no.unknown
         return result
     decision = decide(found, program, options.target, options.schedule, options.threads, hints, tuned.find)
     result.schedule, result.decision = decision.schedule, decision

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aicf import driver
-from aicf.frontends.torch import backend
+from aicf.frontends.torch import backend, reader
 from aicf.report import GraphReport
 
 INF = float("inf")
@@ -116,6 +116,20 @@ def test_an_attention_that_the_compiler_fails_on_leaves_the_others_alone(monkeyp
     close(compiled(q, k, v), two(q, k, v))
     assert sorted(compiled.statuses) == ["refused", "streamed"]
     assert any("AICF itself fails on it, which is an error to report (AssertionError: a fault)" in r for r in compiled.reasons)
+
+
+def test_an_op_that_the_reader_fails_on_is_an_input_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> Any:
+        raise AttributeError("a fault")
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(torch.erf(q), k, v)
+
+    monkeypatch.setitem(reader.HANDLERS, "erf", failing)  # type: ignore[arg-type]
+    compiled = Compiled(fn)
+    close(compiled(*qkv()), fn(*qkv()))
+    assert compiled.statuses == ["streamed"]
+    assert any("AICF itself fails to read aten.erf" in why for g in compiled.reports for _, why in g.boundaries)
 
 
 def test_one_compilation_serves_many_lengths() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import aicf
 from aicf.report import GraphReport
 from aicf.runtime import native
 from aicf.runtime.native import Counts
+from tests.frontends.torch.test_backend import Compiled, close
 
 INF = float("-inf")
 
@@ -59,3 +61,20 @@ def test_the_report_says_on_what_a_kernel_is_specialised() -> None:
     text = str(aicf.explain(causal, *made(2, 3, 128)))
     assert region.specialised == "head dim 16, value width 16, f32; any length, batch and number of heads"
     assert f"kernel     for {region.specialised}" in text
+
+
+def test_widths_that_are_no_last_dimension_are_fixed_and_lengths_are_not() -> None:
+    """Heads are split off by a division of a size that weights among the arguments have, too."""
+
+    def projected(x: Tensor, w: Tensor, out: Tensor) -> Tensor:
+        b, n, c = x.shape
+        q, k, v = (y.view(b, n, 3, c // 3).transpose(1, 2) for y in F.linear(x, w).split(c, -1))
+        return F.linear((q @ k.mT * k.shape[-1] ** -0.5).softmax(-1).matmul(v).transpose(1, 2).reshape(b, n, c), out)
+
+    compiled = Compiled(projected, dynamic=True)
+    g = torch.Generator().manual_seed(0)
+    w, out = torch.randn(72, 24, generator=g) / 5, torch.randn(24, 24, generator=g) / 5
+    for n in (19, 33, 40, 7):
+        x = torch.randn(2, n, 24, generator=g)
+        close(compiled(x, w, out), projected(x, w, out))
+    assert compiled.statuses == ["streamed"], compiled.reasons

@@ -200,6 +200,12 @@ def in_wide_precision(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @spelling()
+def dropped_in_place_when_nothing_is(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    p = (q @ k.mT / 4).softmax(-1)
+    return F.dropout(p, 0.3, training=False, inplace=True) @ v
+
+
+@spelling()
 def squared_and_normalised_again(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     p = (q @ k.mT / 4).softmax(-1) ** 2
     return (p / p.sum(-1, keepdim=True)) @ v

@@ -24,9 +24,10 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 from torch._subclasses.fake_tensor import FakeTensor
 
-from aicf.driver import Options, compile_graph
+from aicf.driver import Options, RegionResult, compile_graph
 from aicf.errors import NotStreamed
 from aicf.report import GraphReport
+from aicf.scalar import variables
 
 from .devices import for_device
 from .reader import Reading, read
@@ -37,6 +38,7 @@ from .rewrite import misplaced, rewrite
 Rest = Literal["auto", "inductor", "eager", "explain"]
 Module = torch.fx.GraphModule
 OPTIONS = frozenset({"fuse", "require", "target", "schedule", "threads", "strict", "rest"})
+MAX_WIDTHS = 3  # how often sizes are fixed: a refusal names one at a time
 MAX_CUTS = 4  # how often regions are cut anew when one cannot be called where it was cut
 log = logging.getLogger("aicf")
 
@@ -101,7 +103,9 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
     report = GraphReport()
     try:
         traced, reading = _compiled(gm, inputs, options, report)
-        if any(r.status == "refused" for r in report.regions) and specialise_widths(reading):
+        for _ in range(MAX_WIDTHS):
+            if not specialise_widths(reading, report.regions):
+                break
             traced, reading = _compiled(gm, inputs, options, report)
         if wants_gradient(traced, inputs):
             for r in report.regions:
@@ -147,11 +151,14 @@ def _fault(e: Exception) -> str:
     return f"AICF itself fails on it, which is an error to report ({said})"
 
 
-def specialise_widths(reading: Reading) -> bool:
-    """Fixes the sizes that are only ever the last dimension of a floating point input: widths of heads and channels, which
-    kernels want to know. The graph is then compiled again for another width. Returns whether there was any."""
+def specialise_widths(reading: Reading, regions: Sequence[RegionResult]) -> bool:
+    """Fixes sizes that kernels want to know, where something is refused: those of heads and values that a refusal names, and
+    those that are only ever the last dimension of a floating point input. The graph is then compiled again for another width.
+    Returns whether there was any."""
+    if not any(r.status == "refused" for r in regions):
+        return False
     last: dict[str, Any] = {}
-    elsewhere: set[str] = set()
+    elsewhere: dict[str, Any] = {}
     for node in reading.positions:
         value = node.meta.get("val")
         if node.op != "placeholder" or not isinstance(value, torch.Tensor):
@@ -159,11 +166,9 @@ def specialise_widths(reading: Reading) -> bool:
         for axis, d in enumerate(value.shape):
             if isinstance(d, torch.SymInt):
                 name = str(d.node.expr)
-                if axis == value.dim() - 1 >= 2 and value.is_floating_point():
-                    last[name] = d
-                else:
-                    elsewhere.add(name)
-    widths = [d for name, d in last.items() if name not in elsewhere]
+                (last if axis == value.dim() - 1 >= 2 and value.is_floating_point() else elsewhere)[name] = d
+    named = {v.name for r in regions if r.unknown is not None for v in variables(r.unknown)}
+    widths = [d for name, d in {**last, **elsewhere}.items() if name in named or name not in elsewhere]
     for d in widths:
         int(d)  # leaves a guard with Dynamo: this size and no other
     return bool(widths)

@@ -399,7 +399,7 @@ def _type_as(c: Context, a: Args) -> Node:
 def _dropout(c: Context, a: Args) -> Node:
     if a.get("train", False) and a.get("p", 0.5) != 0:
         raise Unreadable("dropout is on")
-    return a.input
+    return a.input if a.has("input") else a.self  # in place
 
 
 def _native_dropout(c: Context, a: Args) -> list[Node | None]:

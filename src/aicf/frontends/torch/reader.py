@@ -14,6 +14,7 @@ means the new value, and so does what `x` was selected or sliced from; other vie
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from .symbols import Dims, Unreadable, from_symbolic, type_of
 HANDLERS: Mapping[str, Handler] = {
     **ops_elementwise.OPS, **ops_views.OPS, **ops_create.OPS, **ops_index.OPS, **ops_reduce.OPS, **ops_contract.OPS,
 }  # fmt: skip
+log = logging.getLogger("aicf")
 FOREVER = 1 << 60
 # Ops without a tensor as their result that ask for nothing but the kind of a tensor.
 _QUESTIONS = ("sym_", "_assert_tensor_metadata")
@@ -261,6 +263,9 @@ class _Reader:
             reason = str(e)
         except ValueError as e:  # a type rule of the Semantic IR: a shape that cannot be followed
             reason = f"{op_name(node)} is not understood: {e}"
+        except Exception as e:  # the other ops are read all the same
+            reason = f"AICF itself fails to read {op_name(node)}, which is an error to report ({type(e).__name__}: {e})"
+            log.warning("%s", reason, exc_info=log.isEnabledFor(logging.DEBUG))
         if reason:
             self._read_outside(node)
         if isinstance(value, list | tuple):

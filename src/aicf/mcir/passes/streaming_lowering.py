@@ -78,7 +78,11 @@ SPEC_POLICY = FixedPolicy()
 
 
 class LoweringRefused(ValueError):
-    """The region keeps its meaning only unfused; the message says why."""
+    """The region keeps its meaning only unfused; the message says why. `unknown`: the size that would have to be a number."""
+
+    def __init__(self, reason: str, unknown: Expr | None = None) -> None:
+        super().__init__(reason)
+        self.unknown = unknown
 
 
 @dataclass(frozen=True)
@@ -224,7 +228,7 @@ def _check(found: Recognised, program: StreamProgram) -> None:
 
 def _width(e: Expr, what: str) -> int:
     if not isinstance(e, Const):
-        raise LoweringRefused(f"{what} is {show(e)}, which is not known at compile time")
+        raise LoweringRefused(f"{what} is {show(e)}, which is not known at compile time", e)
     if not 1 <= int(e.value) <= MAX_WIDTH:
         raise LoweringRefused(f"{what} is {e.value}; kernels are generated for 1 to {MAX_WIDTH}")
     return int(e.value)
