@@ -534,6 +534,18 @@ def test_empty_tensors() -> None:
         close(compiled(*args), attention(*args))
 
 
+def test_a_gradient_taken_inside_is_left_to_pytorch() -> None:
+    """Its graph cannot be traced again; what the attempt switched on is off afterwards."""
+    q, k, v = (torch.randn(1, 2, 9, 8) for _ in range(3))
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda x: (torch.softmax(x @ k.mT, -1) @ v).sum())(q)
+
+    torch._dynamo.reset()
+    got = torch.compile(run, backend="aicf", options={"rest": "eager"})(q, k, v)
+    torch.testing.assert_close(got, run(q, k, v))
+
+
 def test_a_mask_made_under_vmap_is_seen() -> None:
     """What vmap computes is not seen whole; the trace must not take it for a constant whose value it does not know."""
 

@@ -66,8 +66,14 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
 def trace(fn: Callable[..., Any], mode: FakeTensorMode, fakes: Sequence[Any], pre_dispatch: bool = True) -> torch.fx.GraphModule:
     """The ATen graph of `fn` on fakes of `mode`, without what nothing uses (nn.MultiheadAttention averages its weights for
     nobody); without `pre_dispatch` autocast is applied and composite ops are decomposed."""
-    with tracing(TracingContext(mode)), mode, preserve_node_meta():
-        traced = make_fx(lambda *args: fn(*args), decomposition_table=TABLE, pre_dispatch=pre_dispatch)(*fakes)
+    native: Any = torch._C
+    depth = native._functorch.get_dynamic_layer_stack_depth()
+    try:
+        with tracing(TracingContext(mode)), mode, preserve_node_meta():
+            traced = make_fx(lambda *args: fn(*args), decomposition_table=TABLE, pre_dispatch=pre_dispatch)(*fakes)
+    finally:
+        # A graph that fails between the two ends of a torch.func transform leaves it on.
+        native._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
     traced.graph.eliminate_dead_code()
     return traced
 
