@@ -37,7 +37,7 @@ from aicf.runtime.device import DeviceExecutable, gpu_builder
 from aicf.runtime.executable import ArrayRef, Executable, tile_counts
 from aicf.runtime.native import build_native
 from aicf.scalar import BYTES, Const, Expr, integer, is_float, show, variables
-from aicf.schedule.schedule import Schedule
+from aicf.schedule.schedule import Schedule, ScheduleError
 from aicf.schedule.target import GpuTarget, Target, named_target
 from aicf.semantic import Graph, Location, Node, print_node
 from aicf.streaming.recognise import Recognised
@@ -196,7 +196,11 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     except LoweringRefused as no:
         result.reason, result.unknown = str(no), no.unknown
         return result
-    decision = decide(found, program, options.target, options.schedule, options.threads, hints, tuned.find)
+    try:
+        decision = decide(found, program, options.target, options.schedule, options.threads, hints, tuned.find)
+    except ScheduleError as no:  # no tile fits this machine, or the schedule asked for does not
+        result.reason = str(no)
+        return result
     result.schedule, result.decision = decision.schedule, decision
     if options.fuse == "auto" and not decision.fuse:
         result.status, result.reason = "declined", decision.reason

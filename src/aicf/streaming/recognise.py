@@ -580,6 +580,8 @@ def _among(columns: set[Var], at: At) -> tuple[Var, ...]:
 
 
 def _what(node: Node, policy: _Pull) -> str:
+    if all(any(_weight(policy.context, x) for x in a.inputs) for a in policy.atoms):
+        return "projection by weights, which stands for the scores here (a softmax over positions),"
     return "score tensor" if node in policy.atoms else "score-shaped tensor"
 
 

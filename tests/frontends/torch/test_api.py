@@ -151,6 +151,12 @@ def test_explain_takes_the_options_of_compile(qkv: tuple[Tensor, ...]) -> None:
         aicf.explain(talking_heads, *qkv, options={"require": "streamed"})
 
 
+def test_heads_too_wide_for_a_machine_are_refused_in_words() -> None:
+    q, k, v = (torch.randn(1, 1, 64, 1024, dtype=torch.float16) for _ in range(3))
+    (r,) = aicf.explain(attention, q, k, v, options={"target": "mi300x", "fuse": "always"}).regions
+    assert r.status == "refused" and r.reason.startswith("nothing fits mi300x: ")
+
+
 def test_explain_tells_options_from_arguments(qkv: tuple[Tensor, ...]) -> None:
     def scaled(q: Tensor, k: Tensor, v: Tensor, threads: float, **others: float) -> Tensor:
         return attention(q * threads, k, v)

@@ -114,6 +114,17 @@ def test_refusals_say_what_is_in_the_way():
         assert r.status == "refused" and reason in r.reason, (fn.__name__, r.reason)
 
 
+def test_a_projection_that_stands_for_scores_is_called_one():
+    """A softmax over the positions of the keys, which are one part of a linear layer's result."""
+
+    def linear_attention(x: Tensor, w: Tensor) -> Tensor:
+        q, k, v = F.linear(x, w).chunk(3, -1)
+        return q @ (k.softmax(1).mT @ v)
+
+    (r,) = regions(linear_attention, X, torch.ones(24, 8), weights=(1,))
+    assert r.status == "refused" and "the projection by weights, which stands for the scores here" in r.reason, r.reason
+
+
 def test_a_mask_after_the_softmax_that_hides_everything_leaves_nothing_to_stream():
     def hidden(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         i, j = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])

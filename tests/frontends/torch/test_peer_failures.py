@@ -151,7 +151,10 @@ def test_causal_masks_of_unequal_lengths(n: int, m: int, bottom: bool) -> None:
 # ------------------------------------------------------------------------------------------------ shapes and memory
 
 
-@pytest.mark.parametrize("d, width", [(1, 1), (31, 31), (72, 72), (80, 80), (96, 96), (512, 512), (8, 31), (33, 1), (16, 512)])
+WIDTHS = [(1, 1), (31, 31), (72, 72), (80, 80), (96, 96), (512, 512), (8, 31), (33, 1), (16, 777), (1024, 8)]
+
+
+@pytest.mark.parametrize("d, width", WIDTHS)
 def test_head_dims_of_every_size(d: int, width: int) -> None:
     assert_streams(plain, *made((1, 1, 5, d), (1, 1, 21, d), (1, 1, 21, width)))
 

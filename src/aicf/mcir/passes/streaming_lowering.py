@@ -51,7 +51,7 @@ from aicf.streaming.derive import derive
 from aicf.streaming.recognise import Exit, Recognised
 from aicf.streaming.stream_program import Base, NotSeparable, StreamProgram, Sum
 
-MAX_WIDTH = 512  # head dims of score contractions and values that kernels are generated for
+MAX_WIDTH = 2048  # head dims of score contractions and values that kernels are generated for
 
 
 class TilePolicy(Protocol):
