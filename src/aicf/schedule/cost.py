@@ -128,16 +128,18 @@ def _cpu_options(p: Problem, t: CpuTarget, given: Mapping[str, Any]) -> list[_Op
                 units = p.items * (math.ceil(p.rows / m) if order == "q_major" else 1)
                 for split in _splits(p, given, order, units, 2 * cpu.threads(p, t), n):
                     s = Schedule(
-                        m, n, given.get("tile_k", max(p.widths)), rows, _cpu_residency(m, rows, given), order, split,
+                        m, n, given.get("tile_k", max(p.widths)), rows, _cpu_residency(m, rows, order, given), order, split,
                         given.get("stages", 1), _mapping("thread", order, split), given.get("warps", 1), cpu.threads(p, t),
                     )  # fmt: skip
                     made.append(_Option(s, cpu.estimate(p, s, t), cpu.working_set(p, m, n, rows)))
     return made
 
 
-def _cpu_residency(tile_m: int, rows: int, given: Mapping[str, Any]) -> tuple[tuple[str, Space], ...]:
+def _cpu_residency(tile_m: int, rows: int, order: Order, given: Mapping[str, Any]) -> tuple[tuple[str, Space], ...]:
     kept: Space = "register" if rows >= tile_m else "shared"
-    return _places({"state": kept, "output_acc": kept}, given)
+    # One block of rows uses a tile of K and V once: it goes from memory to registers, a packed copy would not pay.
+    read: Space = "register" if rows >= tile_m and order == "q_major" else "shared"
+    return _places({"state": kept, "output_acc": kept, "K_tile": read, "V_tile": read}, given)
 
 
 def _places(own: dict[str, Space], given: Mapping[str, Any]) -> tuple[tuple[str, Space], ...]:

@@ -118,7 +118,7 @@ def depth_limit(t: CpuTarget, tile: RegisterTile) -> int:
 
 def working_set(p: Problem, tile_m: int, tile_n: int, rows: int) -> int:
     """Bytes that an item keeps: the query tile, accumulators and row state (f32), a packed key and value tile, a block's
-    scores."""
+    scores. One block of rows packs nothing, but what it asks for ahead is as much."""
     row = p.width + p.value_width + p.states
     return 4 * (tile_m * row + tile_n * (p.width + p.value_width) + 2 * rows * tile_n)
 
@@ -153,8 +153,8 @@ def _up(x: int, step: int) -> int:
     return math.ceil(x / step) * step
 
 
-def block_cycles(p: Problem, t: CpuTarget, rows: int, tile_n: int) -> float:
-    """One register block of rows against one tile of keys."""
+def block_cycles(p: Problem, t: CpuTarget, rows: int, tile_n: int, packed: bool = True) -> float:
+    """One register block of rows against one tile of keys, from `packed` panels or as it lies in memory."""
     block = register_tile(t, uses_matrix_unit(p, t))
     width = lanes(t)
     fmas = rows * (_up(tile_n, block.columns) * p.width + tile_n * sum(_up(v, width) for v in p.value_widths))
@@ -166,7 +166,7 @@ def block_cycles(p: Problem, t: CpuTarget, rows: int, tile_n: int) -> float:
         loads = fmas / width * (a_loads + block.vectors) / (rows * block.vectors) / t.load_per_cycle
         compute = max(compute, loads)
     panel = 4 * tile_n * (p.width + p.value_width)
-    if panel > PANEL_SHARE * t.l1d:
+    if packed and panel > PANEL_SHARE * t.l1d:
         compute = max(compute, panel / L2_BYTES)
     scores = rows * tile_n / width * (p.exps * EXP_CYCLES + (BASE_OPS + p.score_ops) * OP_CYCLES)
     return compute + scores + rows * (ROW_CYCLES + p.value_width / width * ACC_CYCLES) + BLOCK_CYCLES
@@ -201,16 +201,19 @@ def estimate(p: Problem, s: Schedule, t: CpuTarget) -> float:
     share = p.share(s.tile_m, s.tile_n)
     rows = min(s.rows, p.rows)
     last_keys = p.keys - (turns - 1) * s.tile_n
-    per_pass = (turns - 1) * block_cycles(p, t, rows, s.tile_n) + block_cycles(p, t, rows, last_keys)
+    packed = s.space("K_tile") != "register"
+    per_pass = (turns - 1) * block_cycles(p, t, rows, s.tile_n, packed) + block_cycles(p, t, rows, last_keys, packed)
     columns = register_tile(t, uses_matrix_unit(p, t)).columns
     item = p.block_share(s.tile_m, s.tile_n, rows, columns) * blocks * per_pass
     # A tile that an edge crosses is masked as a whole, but for the blocks of rows that end before it.
     item += p.rows * (p.edges * (s.tile_m + s.tile_n) - p.ended * s.tile_m / 2) / width * MASK_CYCLES
     # A pass over K and V: what is on its way overlaps with computing. The first comes from memory, shared by the group.
     operands = p.keys * both * p.bytes
-    pack = p.keys / width * (p.width * TRANSPOSE_CYCLES + p.value_width * COPY_CYCLES) + turns * TILE_CYCLES
+    pack = p.keys / width * p.width * TRANSPOSE_CYCLES + turns * TILE_CYCLES
+    pack += p.keys / width * p.value_width * COPY_CYCLES if packed else 0.0
     rate = _stream_rate(p, t, operands, p.groups)
-    hidden = turns * math.ceil(blocks / tiles) * IN_FLIGHT
+    # What is read as it lies is asked for row by row, a tile ahead: all of it overlaps.
+    hidden = turns * math.ceil(blocks / tiles) * IN_FLIGHT if packed else operands
     dram = 1 / p.groups / _dram_rate(p, t) + (1 - 1 / p.groups) / rate
     first = pack + max(0.0, operands - hidden) * dram
     again = pack + operands / 64 * LINE_CYCLES + max(0.0, operands - hidden) / rate

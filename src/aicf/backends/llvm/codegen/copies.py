@@ -7,13 +7,15 @@ operand: keys side by side) is transposed in registers, a square of vectors at a
 from __future__ import annotations
 
 from aicf.backends.llvm.codegen.elementwise import AxisLoops, Group, emit_group
+from aicf.backends.llvm.codegen.inplace import coefficient
 from aicf.backends.llvm.codegen.layout import Layout
+from aicf.backends.llvm.codegen.micro import transposed
 from aicf.backends.llvm.codegen.points import Point, Slot, Span, Spread, from_stored, to_stored
 from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef, View
 from aicf.backends.llvm.codegen.text import I64
 from aicf.backends.llvm.codegen.values import Value, held, in_tile, stored
 from aicf.kernel import LoadTile, Map, StoreTile, Tile
-from aicf.scalar import BYTES, Const, Expr, Load, Var, affine, cast, load, variables, walk
+from aicf.scalar import BYTES, Load, affine, cast, load, variables, walk
 
 
 def emit_load(s: LoadTile, scope: Scope, tiles: dict[str, Tile]) -> None:
@@ -39,19 +41,11 @@ def _across(s: LoadTile, scope: Scope, layout: Layout) -> str | None:
         if axis == layout.vector or scope.plan.shapes[axis].length < scope.target.lanes:
             continue
         position = scope.kernel.axis(axis).position
-        if all(_step(e, position) == (1 if d == tensor.unit else 0) for d, e in enumerate(s.at)) and all(
-            affine(e, (vector,)) is not None and (d != tensor.unit or _step(e, vector) == 0) for d, e in enumerate(s.at)
+        if all(coefficient(e, position) == (1 if d == tensor.unit else 0) for d, e in enumerate(s.at)) and all(
+            affine(e, (vector,)) is not None and (d != tensor.unit or coefficient(e, vector) == 0) for d, e in enumerate(s.at)
         ):
             return axis
     return None
-
-
-def _step(e: Expr, v: Var) -> int | None:
-    """The constant coefficient of `v` in `e`, None when there is none."""
-    if v not in variables(e):
-        return 0
-    part = affine(e, (v,))
-    return int(part[0][0].value) if part is not None and isinstance(part[0][0], Const) else None
 
 
 def _transpose(
@@ -109,7 +103,7 @@ def _squares(
                 f"load <{lanes} x {kind}>, ptr {fn.pointer(row, column, kind)}, align {2 if kind in ('half', 'i16') else 4}"
             )
             square.append(from_stored(scope, text, tensor.dtype, True).text)
-        for k, text in enumerate(transposed(scope, square)):
+        for k, text in enumerate(transposed(fn, square)):
             put(fn.add(column, k), text)
     with fn.loop(whole, extent) as column:
         text = "poison"
@@ -133,7 +127,7 @@ def prefetch(s: LoadTile, scope: Scope, tiles: dict[str, Tile], part: I64, parts
     if stream is None or stream not in s.tile.axes or len(s.tile.axes) != 2 or tensor.unit is None:
         return
     (along,) = (a for a in s.tile.axes if a != stream)
-    if _step(s.at[tensor.unit], scope.kernel.axis(along).position) != 1 or any(
+    if coefficient(s.at[tensor.unit], scope.kernel.axis(along).position) != 1 or any(
         isinstance(n, Load) for e in s.at for n in walk(e)
     ):
         return
@@ -152,26 +146,6 @@ def prefetch(s: LoadTile, scope: Scope, tiles: dict[str, Tile], part: I64, parts
             fn.prefetch(pointer, nearness=2)
 
 
-def transposed(scope: Scope, rows: list[str]) -> list[str]:
-    """The transpose of a square of vectors, by exchanging blocks of halving size."""
-    fn, n = scope.fn, len(rows)
-    kind = f"<{n} x float>"
-    half = n // 2
-    rows = list(rows)
-    while half:
-        low = [lane if not lane & half else n + lane - half for lane in range(n)]
-        high = [lane + half if not lane & half else n + lane for lane in range(n)]
-        for i in range(n):
-            if not i & half:
-                a, b = rows[i], rows[i + half]
-                rows[i], rows[i + half] = (
-                    fn.op(f"shufflevector {kind} {a}, {kind} {b}, <{n} x i32> <{', '.join(f'i32 {m}' for m in mask)}>")
-                    for mask in (low, high)
-                )
-        half //= 2
-    return rows
-
-
 # ------------------------------------------------------------------------------------------------ stores
 
 
@@ -186,7 +160,7 @@ def _store_axis(s: StoreTile, scope: Scope, tiles: dict[str, Tile]) -> str | Non
     unit = scope.kernel.tensor(s.tensor).unit
     if unit is not None:
         for axis in s.axes:
-            if _step(s.at[unit], scope.kernel.axis(axis).position) == 1:
+            if coefficient(s.at[unit], scope.kernel.axis(axis).position) == 1:
                 return axis
     for v in sorted(variables(s.expr), key=lambda v: v.name):
         if v.name in tiles and scope.plan.of(tiles[v.name]).vector in s.axes:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from aicf.backends.llvm.codegen.inplace import in_place
+from aicf.backends.llvm.codegen.roles import Roles, free_axes, roles_along
 from aicf.backends.llvm.codegen.target import Target
 from aicf.backends.llvm.codegen.values import tile_bytes
 from aicf.kernel import Contract, Fill, Kernel, LoadTile, Map, Reduce, Rows, Stmt, StoreTile, Tile, inner, statements, written
@@ -55,12 +57,13 @@ class Layout:
 @dataclass(frozen=True)
 class Plan:
     """All layouts: the first copy of a tile is the one that element-wise statements see. `repacked` are panels of computed tiles
-    for a Contract that needs another vector axis than the tile has."""
+    for a Contract that needs another vector axis than the tile has. Tiles `in_place` have no copy: Contracts read the tensor."""
 
     shapes: dict[str, AxisShape]
     copies: dict[str, tuple[Layout, ...]]
     bytes: int
     repacked: dict[tuple[str, str], Layout]
+    in_place: frozenset[str] = frozenset()
 
     def of(self, tile: Tile) -> Layout:
         return self.copies[tile.name][0]
@@ -73,34 +76,9 @@ class Plan:
         return None
 
 
-@dataclass(frozen=True)
-class Roles:
-    """The operands of a Contract as the micro-kernel sees them: `a` is broadcast along `y`, `b` is loaded in vectors of `y`."""
-
-    a: Tile
-    b: Tile
-    x: str | None
-    y: str
-    outer: tuple[str, ...]
-
-
-def free_axes(s: Contract) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The axes of a and of b that the result keeps."""
-    return tuple(x for x in s.tile.axes if x in s.a.axes), tuple(x for x in s.tile.axes if x in s.b.axes)
-
-
 def roles(s: Contract, plan: Plan) -> Roles | None:
     """Who is broadcast and who is loaded as vectors; None for a dot product, which has neither."""
-    xs, ys = free_axes(s)
-    y = plan.of(s.tile).vector
-    if y in xs:
-        a, b, xs, ys = s.b, s.a, ys, xs
-    elif y in ys:
-        a, b = s.a, s.b
-    else:
-        return None
-    x = xs[-1] if xs else None
-    return Roles(a, b, x, y, tuple(o for o in (*xs, *ys) if o not in (x, y)))
+    return roles_along(s, plan.of(s.tile).vector)
 
 
 def axis_shapes(kernel: Kernel, target: Target) -> dict[str, AxisShape]:
@@ -153,6 +131,7 @@ def plan(kernel: Kernel, target: Target) -> Plan:
     tiles = tiles_of(kernel)
     first, panels = vector_axes(kernel, tiles)
     plain = used_plainly(kernel, panels)
+    direct = in_place(kernel, {a: s.chunk for a, s in shapes.items()}, first, target.lanes)
     steps = {s.axis: s.step for s in statements(kernel.body) if isinstance(s, Rows)}
     offset = 0
 
@@ -171,15 +150,17 @@ def plan(kernel: Kernel, target: Target) -> Plan:
 
     copies: dict[str, tuple[Layout, ...]] = {}
     for name, tile in tiles.items():
+        if name in direct:
+            continue
         wanted = [(first[name], first[name] in panels.get(name, ()) and name not in plain)]
         wanted += [(axis, True) for axis in panels.get(name, ()) if axis != first[name]]
         copies[name] = tuple(place(tile, vector, panel) for vector, panel in wanted)
-    made = Plan(shapes, copies, offset, {})
+    made = Plan(shapes, copies, offset, {}, direct)
     for s in statements(kernel.body):
         r = roles(s, made) if isinstance(s, Contract) else None
-        if r is not None and made.copy(r.b, r.y) is None and (r.b.name, r.y) not in made.repacked:
+        if r is not None and r.b.name not in direct and made.copy(r.b, r.y) is None and (r.b.name, r.y) not in made.repacked:
             made.repacked[r.b.name, r.y] = place(r.b, r.y, True)
-    return Plan(shapes, copies, offset, made.repacked)
+    return Plan(shapes, copies, offset, made.repacked, direct)
 
 
 def _strides(

@@ -32,8 +32,11 @@ def emit_body(body: tuple[Stmt, ...], scope: Scope, tiles: dict[str, Tile]) -> N
             run.extend(as_reduce(s))
         else:
             flush()
-            if isinstance(s, Rows):
-                _rows(s, scope, tiles, tuple(x for x in body if isinstance(x, LoadTile)))
+            if isinstance(s, LoadTile) and s.tile.name in scope.plan.in_place:
+                scope = replace(scope, loads={**scope.loads, s.tile.name: s})
+            elif isinstance(s, Rows):
+                copied = (x for x in body if isinstance(x, LoadTile) and x.tile.name not in scope.plan.in_place)
+                _rows(s, scope, tiles, tuple(copied))
             else:
                 _emit(s, scope, tiles)
     flush()
@@ -46,7 +49,7 @@ def _emit(s: Stmt, scope: Scope, tiles: dict[str, Tile]) -> None:
         case StoreTile():
             emit_store(s, scope, tiles)
         case Contract():
-            emit_contract(s, scope)
+            emit_contract(s, scope, tiles)
         case Stream():
             _stream(s, scope, tiles)
         case Retry():

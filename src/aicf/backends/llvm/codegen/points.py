@@ -426,7 +426,12 @@ def read_scalar(scope: Scope, tensor: TensorRef, offset: I64) -> Value:
 
 def from_stored(scope: Scope, text: str, dtype: str, vector: bool) -> Value:
     """A tensor element (or vector) as it is computed with: halves widened, bytes tested."""
-    fn, n = scope.fn, scope.target.lanes
+    return from_memory(scope.fn, text, dtype, scope.target.lanes if vector else None)
+
+
+def from_memory(fn: Function, text: str, dtype: str, n: int | None) -> Value:
+    """`from_stored`, of a vector of `n` elements or of one."""
+    vector = n is not None
 
     def kind(name: str) -> str:
         return f"<{n} x {name}>" if vector else name
@@ -436,7 +441,7 @@ def from_stored(scope: Scope, text: str, dtype: str, vector: bool) -> Value:
             return Value(fn.op(f"fpext {kind('half')} {text} to {kind('float')}"), "f16", vector)
         case "bf16":
             wide = fn.op(f"zext {kind('i16')} {text} to {kind('i32')}")
-            sixteen = "<" + ", ".join(["i32 16"] * n) + ">" if vector else "16"
+            sixteen = "<" + ", ".join(["i32 16"] * n) + ">" if n is not None else "16"
             bits = fn.op(f"shl {kind('i32')} {wide}, {sixteen}")
             return Value(fn.op(f"bitcast {kind('i32')} {bits} to {kind('float')}"), "bf16", vector)
         case "bool":

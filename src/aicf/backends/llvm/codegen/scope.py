@@ -9,7 +9,7 @@ from aicf.backends.llvm.codegen.layout import Layout, Plan
 from aicf.backends.llvm.codegen.target import Target
 from aicf.backends.llvm.codegen.text import I64, Function
 from aicf.backends.llvm.codegen.values import Value, held, in_tile, tile_bytes
-from aicf.kernel import Kernel
+from aicf.kernel import Kernel, LoadTile
 from aicf.scalar import DType, Expr
 
 
@@ -44,7 +44,7 @@ class TensorRef:
 class Scope:
     """Names in force. Immutable: an inner scope is a changed copy. `at_most_zero` are differences of which that is known,
     `streamed` is the axis of the innermost stream, `ahead` that of the rows that are worked on block by block, and the rows of
-    a block."""
+    a block; `loads` say what the tiles that are read in place stand for."""
 
     fn: Function
     kernel: Kernel
@@ -58,6 +58,7 @@ class Scope:
     at_most_zero: frozenset[Expr] = field(default=frozenset())
     streamed: str | None = None
     ahead: tuple[str, int] | None = None
+    loads: dict[str, LoadTile] = field(default_factory=dict[str, LoadTile])
 
     def bind(self, name: str, value: Value) -> Scope:
         return replace(self, values={**self.values, name: value})
