@@ -28,13 +28,14 @@ class Node:
 class Graph:
     """Nodes in topological order, the inputs among them in call order, and what is returned. `readers`: nodes whose tensors are
     read outside of the graph as well, with a word on what reads them; `unknown`: inputs that the program computes in ways that
-    are not followed, with the reasons."""
+    are not followed, with the reasons; `sources`: what such inputs are computed from."""
 
     nodes: list[Node] = field(default_factory=list[Node])
     inputs: list[Node] = field(default_factory=list[Node])
     outputs: list[Node] = field(default_factory=list[Node])
     readers: dict[Node, str] = field(default_factory=dict[Node, str])
     unknown: dict[Node, str] = field(default_factory=dict[Node, str])
+    sources: dict[Node, tuple[Node, ...]] = field(default_factory=dict[Node, "tuple[Node, ...]"])
 
     def users(self) -> dict[Node, list[Node]]:
         """For each node the nodes that read it, in order."""

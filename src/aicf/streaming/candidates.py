@@ -7,7 +7,7 @@ with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -176,6 +176,18 @@ def single_key(node: Node) -> bool:
         return False
     found = [n for n in _through(node.inputs) if n.op in SOFTMAXES and is_one(n.type.shape[n.attrs["axis"]])]
     return any(n.op in CONTRACTIONS for softmax in found for n in _through(softmax.inputs))
+
+
+def after_softmax(node: Node, sources: Mapping[Node, Collection[Node]]) -> Node | None:
+    """The input, computed from `sources` in a way that is not followed, that stands between a softmax of products and the
+    contraction `node`; None when there is none."""
+    if node.op not in CONTRACTIONS:
+        return None
+    for x in _through(node.inputs):
+        below = [n for n in _through([*sources.get(x, ())]) if n.op in SOFTMAXES]
+        if any(n.op in CONTRACTIONS for softmax in below for n in _through(softmax.inputs)):
+            return x
+    return None
 
 
 def _through(nodes: Sequence[Node]) -> list[Node]:

@@ -34,6 +34,7 @@ from aicf.streaming.candidates import (
     CONTRACTIONS,
     SOFTMAXES,
     Candidate,
+    after_softmax,
     candidates,
     free,
     pure,
@@ -93,12 +94,13 @@ class Refused:
 class Settings:
     """What recognition may assume: `anchors`, the nodes whose tensors exist outside (None: all); `parameters`, model weights;
     `readers`, nodes that something outside of the graph reads, and what that is; `unknown`, inputs that the program computes in a
-    way that is not followed, and why."""
+    way that is not followed, and why; `sources`, what those are computed from."""
 
     anchors: Collection[Node] | None = None
     parameters: Collection[Node] = field(default_factory=frozenset[Node])
     readers: Mapping[Node, str] = field(default_factory=dict[Node, str])
     unknown: Mapping[Node, str] = field(default_factory=dict[Node, str])
+    sources: Mapping[Node, Collection[Node]] = field(default_factory=dict[Node, Collection[Node]])
 
 
 def recognise(
@@ -123,6 +125,10 @@ def recognise(
                 break
             best = best or result
         best = _seen_through_views(context, node, best)
+        unread = after_softmax(node, context.settings.sources) if best is None and context.settings.sources else None
+        if unread is not None:
+            why = context.settings.unknown.get(unread, "it is not followed")
+            best = Refused(node, f"{unread.name} stands between the softmax and the sum with the values: {why}")
         if best is None and context.single_keys and single_key(node):
             best = Refused(node, "it attends to a single key: all weights are 1, and there is nothing to stream")
         made_of = without_products(node) if best is None and context.softmaxes else None
@@ -352,7 +358,7 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
         leaks: dict[Node, Refused] = {}
         outside = _exits(context, policy, c, target, leaks)
         if isinstance(outside, Refused):
-            return outside if c.softmax_like or not _weights(context, policy, c, extraction) else None
+            return outside if c.softmax_like or not (_projected(policy) or _weights(context, policy, c, extraction)) else None
         for node, where, pulled, more in outside:
             columns.update(more)
             exits.append(Exit(node, where, _prepared(extraction, policy, pulled), more))
@@ -361,9 +367,12 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
             return None
         guilty = policy.puller.binders.get(problem.over) if problem.over is not None else None
         return Refused(c.node, str(problem), guilty)
+    if any(variables(e) & columns for a in extraction.atoms.values() for e in (a.row, a.key)):
+        why = "the scores are others for every column of the values, so that a tile of them serves one column only"
+        return next(iter(leaks.values()), Refused(c.node, why)) if c.softmax_like else None
     if not extraction.atoms:
         return Refused(c.node, "the mask hides every score, whatever they are: nothing is left to stream", None)
-    if not c.softmax_like and _weights(context, policy, c, extraction):
+    if not c.softmax_like and ((leaks and _projected(policy)) or _weights(context, policy, c, extraction)):
         return None
     return _finished(policy, c, extraction, exits, columns, leaks)
 
@@ -427,6 +436,11 @@ def _weights(context: _Context, policy: _Pull, c: Candidate, extraction: Extract
     names = {x.tensor for a in extraction.atoms.values() for x in walk(a.key) if isinstance(x, Load) and is_float(x.dtype)}
     keys = bool(names) and all(_weight(context, policy.puller.loads[n]) for n in names)
     return keys or _weight(context, c.values)
+
+
+def _projected(policy: _Pull) -> bool:
+    """All scores are products with model parameters: projections, or the scores of learned queries."""
+    return all(any(_weight(policy.context, x) for x in a.inputs) for a in policy.atoms)
 
 
 def _weight(context: _Context, node: Node) -> bool:
@@ -580,7 +594,7 @@ def _among(columns: set[Var], at: At) -> tuple[Var, ...]:
 
 
 def _what(node: Node, policy: _Pull) -> str:
-    if all(any(_weight(policy.context, x) for x in a.inputs) for a in policy.atoms):
+    if _projected(policy):
         return "projection by weights, which stands for the scores here (a softmax over positions),"
     return "score tensor" if node in policy.atoms else "score-shaped tensor"
 

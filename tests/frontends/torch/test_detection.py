@@ -125,6 +125,22 @@ def test_a_projection_that_stands_for_scores_is_called_one():
     assert r.status == "refused" and "the projection by weights, which stands for the scores here" in r.reason, r.reason
 
 
+def test_dropout_that_is_on_is_named_also_behind_projections():
+    def self_attention(x: Tensor, w: Tensor) -> Tensor:
+        q, k, v = F.linear(x, w).chunk(3, -1)
+        return F.dropout((q @ k.mT).softmax(-1), 0.5, training=True) @ v
+
+    (r,) = regions(self_attention, X, torch.ones(24, 8), weights=(1,))
+    assert r.status == "refused" and "between the softmax and the sum with the values: dropout is on" in r.reason, r.reason
+
+
+def test_linear_layers_with_normalised_weights_are_no_attention():
+    def layers(x: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        return F.linear(F.linear(x, W), v * (g / torch.linalg.vector_norm(v, dim=1, keepdim=True)))
+
+    assert statuses(layers, X, torch.ones(8, 8), torch.ones(8, 1), weights=(1, 2)) == []
+
+
 def test_a_mask_after_the_softmax_that_hides_everything_leaves_nothing_to_stream():
     def hidden(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         i, j = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])

@@ -179,6 +179,8 @@ class _Reader:
         made = self.b.input(node.name, kind.dtype, kind.shape)
         if reason:
             self.reading.boundaries[made] = self.b.graph.unknown[made] = reason
+            found = (self.env.get(x) for x in node.all_input_nodes)
+            self.b.graph.sources[made] = tuple(x for x in found if isinstance(x, Node))
         self._bind(node, made)
 
     def _remember(self, node: torch.fx.Node, value: Any) -> None:

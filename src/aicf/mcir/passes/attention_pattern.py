@@ -34,7 +34,7 @@ class AttentionPatternPass:
     parameters: Collection[Node] = ()
 
     def __call__(self, graph: Graph) -> MCModule:
-        settings = Settings(self.anchors, self.parameters, graph.readers, graph.unknown)
+        settings = Settings(self.anchors, self.parameters, graph.readers, graph.unknown, graph.sources)
         return _module(recognise(graph.nodes, graph.outputs, settings))
 
 
