@@ -1,7 +1,8 @@
 """A program at every level of the compiler, compared with eager PyTorch and with float64.
 
     semantic     the graph as read, run by the Semantic IR's evaluator
-    stream       the derived one-pass program, run with NumPy in float64, read in two pieces
+    stream       the derived one-pass program, run with NumPy in float64, read in two pieces; roundings that are part of the
+                 meaning (of what a mask of halves is added to) are kept
     kernel       Kernel IR in the interpreter
     cpu          compiled code, called from the rewritten graph as the torch backend calls it
 
@@ -350,7 +351,7 @@ def _stream_region(result: RegionResult, inputs: Sequence[torch.Tensor], sizes: 
     }
     env = stream_env(found, tensors, sizes)
     n = len(env[found.stream.name])
-    done = stream_programs.run(program, env, [n // 3] if n > 1 else [], tensors, read=_reader(tensors))
+    done = stream_programs.run(program, env, [n // 3] if n > 1 else [], tensors, halves=True, read=_reader(tensors))
     axes = [*found.batch, found.row, *found.columns]
     extents = [integer(found.extents[v], sizes) for v in axes]
     positions = {v.name: env[v.name] for v in axes} | dict(sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from aicf.scalar import call, cast, const, evaluate, var
 from aicf.scalar.functions import FUNCTIONS
 
 NAMES = ["exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "sigmoid", "softplus", "sin", "cos", "rsqrt"]
@@ -24,3 +25,13 @@ def test_an_entropy_of_equal_scores_is_exact_to_a_rounding() -> None:
     exp, log = FUNCTIONS["exp"].numpy, FUNCTIONS["log"].numpy
     logs = np.full(90, -log(np.float32(90)), np.float32)
     assert abs(float(-(exp(logs) * logs).sum()) - np.log(90.0)) < 4e-7
+
+
+def test_float64_may_keep_the_roundings_to_halves() -> None:
+    """A mask of halves absorbs the score, also where everything else is computed in float64."""
+    s = var("s", "f32")
+    e = cast(cast(call("add", s, const(-1e9, "f32")), "bf16"), "f32")
+    env = {"s": np.array([0.25, -3.0])}
+    assert np.array_equal(evaluate(e, env, double=True), env["s"] - 1e9)
+    kept = evaluate(e, env, double=True, halves=True)
+    assert kept.dtype == np.float64 and kept[0] == kept[1] == evaluate(const(-1e9, "bf16"), {})

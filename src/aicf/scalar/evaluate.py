@@ -22,13 +22,14 @@ def evaluate(
     tensors: Mapping[str, Any] | None = None,
     *,
     double: bool = False,
+    halves: bool = False,
     read: Callable[[Load, tuple[Any, ...]], Any] | None = None,
 ) -> Any:
     """The value of `e` where variables take their values from `env` (by name) and loads read `tensors`.
 
-    A Reduce adds one leading axis to everything in its body and reduces over it. `double` computes every float in float64,
-    the reference of the numeric contract. `read` replaces the plain array look-up of loads. Raises KeyError for a name
-    that is in neither map.
+    A Reduce adds one leading axis to everything in its body and reduces over it. `double` computes every float in float64, the
+    reference of the numeric contract; with `halves` what is cast to a half is rounded to it all the same. `read` replaces the
+    plain array look-up of loads. Raises KeyError for a name that is in neither map.
     """
     memo: dict[Expr, Any] = {}
     arrays: Mapping[str, Any] = tensors or {}
@@ -50,10 +51,11 @@ def evaluate(
                     return read(node, where)
                 return arrays[node.tensor][where]
             case Reduce():
-                return _reduce(node, env, arrays, double, read)
+                return _reduce(node, env, arrays, double, halves, read)
             case Call(fn="cast"):
                 target = "f64" if double and node.dtype in ("f16", "bf16", "f32") else node.dtype
-                return round_to(at(node.args[0]), target)
+                value = at(node.args[0])
+                return round_to(round_to(value, node.dtype) if halves and is_half(node.dtype) else value, target)
             case Call():
                 values = [at(a) for a in node.args]
                 result = FUNCTIONS[node.fn].numpy(*values)
@@ -72,11 +74,11 @@ def evaluate(
         return at(e)
 
 
-def _reduce(node: Reduce, env: Mapping[str, Any], arrays: Mapping[str, Any], double: bool, read: Any) -> Any:
+def _reduce(node: Reduce, env: Mapping[str, Any], arrays: Mapping[str, Any], double: bool, halves: bool, read: Any) -> Any:
     extent = int(evaluate(node.extent, env, arrays))
     rank = max((np.ndim(v) for v in env.values()), default=0)
     steps = np.arange(extent).reshape((extent,) + (1,) * rank)
-    body = np.asarray(evaluate(node.body, {**env, node.var.name: steps}, arrays, double=double, read=read))
+    body = np.asarray(evaluate(node.body, {**env, node.var.name: steps}, arrays, double=double, halves=halves, read=read))
     if body.ndim <= rank or body.shape[0] != extent:
         body = np.broadcast_to(body, (extent, *body.shape[-rank:]) if rank else (extent,))
     if extent == 0:

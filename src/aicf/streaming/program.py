@@ -2,7 +2,8 @@
 
 Layout: values that depend on the stream have the streamed axis first, `[n, rows..., payload...]`, with size-1 axes where they
 don't vary; inputs of the row and states broadcast against the axes behind it. `env[stream.name]` is always given and holds
-the positions of the tile, shape `[n, 1, ...]`. States: `{base or sum name: array}`. Everything in float64 with `double`.
+the positions of the tile, shape `[n, 1, ...]`. States: `{base or sum name: array}`. Everything in float64 with `double`, and
+rounded where it is cast to a half with `halves`.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ def identity(op: str, dtype: DType) -> float | int:
     return -np.inf if op == "max" else np.inf
 
 
-def init(p: StreamProgram, env: Env, tensors: Env | None = None, *, double: bool = True, read: Read | None = None) -> State:
+def init(
+    p: StreamProgram, env: Env, tensors: Env | None = None, *, double: bool = True, halves: bool = False, read: Read | None = None
+) -> State:
     """The state before any element: extrema at their start, sums 0."""
     state: State = {}
     for b in p.bases:
         start = np.asarray(identity(b.op, b.dtype), dtype=_type(b.dtype, double))
         if b.init is not None:
-            start = _extremum(b, start, evaluate(b.init, env, tensors, double=double, read=read))
+            start = _extremum(b, start, evaluate(b.init, env, tensors, double=double, halves=halves, read=read))
         state[b.name] = start
     for s in p.sums:
         state[s.name] = np.zeros((), dtype=_type(s.dtype, double))
@@ -77,11 +80,18 @@ def _rebased(p: StreamProgram, s: Sum, state: State, references: dict[str, Any],
 
 
 def step(
-    p: StreamProgram, state: State, env: Env, tensors: Env | None = None, *, double: bool = True, read: Read | None = None
+    p: StreamProgram,
+    state: State,
+    env: Env,
+    tensors: Env | None = None,
+    *,
+    double: bool = True,
+    halves: bool = False,
+    read: Read | None = None,
 ) -> State:
     """`state` after one more tile, whose elements `env` holds."""
     n = len(env[p.stream.name])
-    options: dict[str, Any] = {"tensors": tensors, "double": double, "read": read}
+    options: dict[str, Any] = {"tensors": tensors, "double": double, "halves": halves, "read": read}
     new: State = {}
     for b in p.bases:
         tile = _tile(evaluate(b.body, env, **options), n, env)
@@ -104,10 +114,18 @@ def _tile(value: Any, n: int, env: Env) -> Any:
 
 
 def combine(
-    p: StreamProgram, a: State, b: State, env: Env, tensors: Env | None = None, *, double: bool = True, read: Read | None = None
+    p: StreamProgram,
+    a: State,
+    b: State,
+    env: Env,
+    tensors: Env | None = None,
+    *,
+    double: bool = True,
+    halves: bool = False,
+    read: Read | None = None,
 ) -> State:
     """The state of two parts of the stream together: associative and commutative, with `init` as its unit (theorem T2)."""
-    options: dict[str, Any] = {"tensors": tensors, "double": double, "read": read}
+    options: dict[str, Any] = {"tensors": tensors, "double": double, "halves": halves, "read": read}
     new: State = {x.name: _extremum(x, a[x.name], b[x.name]) for x in p.bases}
     references = _references(p, new)
     for s in p.sums:
@@ -117,12 +135,19 @@ def combine(
 
 
 def finalize(
-    p: StreamProgram, state: State, env: Env, tensors: Env | None = None, *, double: bool = True, read: Read | None = None
+    p: StreamProgram,
+    state: State,
+    env: Env,
+    tensors: Env | None = None,
+    *,
+    double: bool = True,
+    halves: bool = False,
+    read: Read | None = None,
 ) -> dict[str, Any]:
     """Every name of `p.finalize`, from the state after the last element."""
     known: dict[str, Any] = {**env, **state}
     for name, e in p.finalize.items():
-        known[name] = evaluate(e, known, tensors, double=double, read=read)
+        known[name] = evaluate(e, known, tensors, double=double, halves=halves, read=read)
     return {name: known[name] for name in p.finalize}
 
 
@@ -133,16 +158,17 @@ def run(
     tensors: Env | None = None,
     *,
     double: bool = True,
+    halves: bool = False,
     read: Read | None = None,
 ) -> dict[str, Any]:
     """The outputs over the whole stream, read in tiles that end at `cuts`."""
     n = len(env[p.stream.name])
     row = row_env(p, env)
-    state = init(p, row, tensors, double=double, read=read)
+    state = init(p, row, tensors, double=double, halves=halves, read=read)
     edges = [0, *cuts, n]
     for lo, hi in pairwise(edges):
-        state = step(p, state, slice_env(p, env, lo, hi), tensors, double=double, read=read)
-    done = finalize(p, state, row, tensors, double=double, read=read)
+        state = step(p, state, slice_env(p, env, lo, hi), tensors, double=double, halves=halves, read=read)
+    done = finalize(p, state, row, tensors, double=double, halves=halves, read=read)
     return {name: done[name] for name in p.outputs}
 
 
