@@ -27,7 +27,7 @@ from aicf.kernel import (
     Tile,
     run_kernel,
 )
-from aicf.scalar import DType, call, const, index, integer, load, size, var
+from aicf.scalar import DType, call, cast, const, index, integer, load, size, var
 
 from .running import execute
 
@@ -36,12 +36,13 @@ i, j, d, e = (index(x) for x in "ijde")
 
 
 def streamed(
-    rows: int, tile_n: int, width: int, value_width: int, dtype: DType, *, across: bool = True, order: bool = False
+    rows: int, tile_n: int, width: int, value_width: int, dtype: DType, *, across: bool = True, order: bool = False,
+    sums: DType = "f32",
 ) -> Kernel:  # fmt: skip
-    """O = (q k^T) v, streamed over keys. `across`: q lies in rows; `order`: the keys are looked up."""
+    """O = (q k^T) v, streamed over keys. `across`: q lies in rows; `order`: the keys are looked up; `sums`: the type of o."""
     axes = (Axis("i", N, rows), Axis("j", M, tile_n), Axis("d", size(width), width), Axis("e", size(value_width), value_width))
     q, k, v, s = (Tile(x, "f32", tuple(a), "register") for x, a in (("q", "id"), ("k", "jd"), ("v", "je"), ("s", "ij")))
-    out = Tile("o", "f32", ("i", "e"), "register")
+    out = Tile("o", sums, ("i", "e"), "register")
     key = load("order", (j,), "i64") if order else j
     body = (
         LoadTile(k, "K", (key, d)),
@@ -67,9 +68,9 @@ def streamed(
                 (Loop(index("i0"), N, rows),),
                 (
                     LoadTile(q, "Q", (i, d) if across else (d, i)),
-                    Fill(out, const(0.0, "f32")),
+                    Fill(out, const(0.0, sums)),
                     Stream("j", size(0), M, phases),
-                    StoreTile("O", (i, e), ("i", "e"), var("o", "f32")),
+                    StoreTile("O", (i, e), ("i", "e"), cast(var("o", sums), "f32")),
                 ),
             ),
         ),
@@ -130,9 +131,10 @@ def test_a_product_of_few_rows_reads_the_tensor(
         (streamed(4, 16, 20, 64, "f32"), {"v"}),  # no whole vectors along d
         (streamed(4, 16, 64, 24, "f32"), {"k"}),  # nor whole blocks along e
         (streamed(4, 16, 64, 64, "f64"), set()),  # another type than the accumulators'
+        (streamed(4, 16, 64, 64, "f32", sums="f64"), {"k"}),
         (streamed(4, 16, 64, 64, "f32", order=True), set()),  # rows that are looked up
     ],
-    ids=["width", "value width", "f64", "gather"],
+    ids=["width", "value width", "f64", "sums", "gather"],
 )
 def test_what_cannot_be_read_in_place_is_copied(kernel: Kernel, places: set[str]) -> None:
     assert in_place(kernel) == places

@@ -31,7 +31,8 @@ def in_place(
             case LoadTile() if s.tile.space == "register":
                 loads.setdefault(s.tile.name, []).append(s)
             case Contract():
-                r = None if is_int(s.tile.dtype) else roles_along(s, vectors.get(s.tile.name))
+                wide = is_int(s.tile.dtype) or "f64" in (s.tile.dtype, s.a.dtype, s.b.dtype)
+                r = None if wide else roles_along(s, vectors.get(s.tile.name))
                 refused |= {s.a.name, s.b.name} if r is None else {r.a.name}
                 if r is not None:
                     uses.setdefault(r.b.name, []).append((r, s.over))
