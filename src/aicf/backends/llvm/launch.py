@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
-from dataclasses import dataclass, field
+from collections import deque
 
 from aicf.backends.llvm.codegen import Slots
 from aicf.backends.llvm.codegen.module import BUFFERS, HEADER, STRIDE
@@ -25,31 +24,29 @@ def scalar_word(value: float | int, dtype: DType) -> int:
     return int.from_bytes(struct.pack("<" + _CODES[dtype], number).ljust(8, b"\0"), "little", signed=True)
 
 
-@dataclass
+class Buffer:
+    """Memory for the threads of a call, from a page's start on."""
+
+    def __init__(self, size: int) -> None:
+        self._raw = ctypes.create_string_buffer(size + _ALIGN)
+        self.address = -(-ctypes.addressof(self._raw) // _ALIGN) * _ALIGN
+
+
 class Pool:
-    """Aligned working buffers by size, kept for the next call. Safe to use from several threads."""
+    """Working buffers by size, kept for the next call. Threads may take from a deque and put back as they like."""
 
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    free: dict[int, list[ctypes.Array[ctypes.c_char]]] = field(default_factory=dict)
-    keep: int = 4
+    def __init__(self, keep: int = 4) -> None:
+        self.keep = keep
+        self.free: dict[int, deque[Buffer]] = {}
 
-    def take(self, size: int) -> ctypes.Array[ctypes.c_char]:
-        with self.lock:
-            kept = self.free.get(size)
-            if kept:
-                return kept.pop()
-        return ctypes.create_string_buffer(size + _ALIGN)
-
-    def give(self, buffer: ctypes.Array[ctypes.c_char], size: int) -> None:
-        with self.lock:
-            kept = self.free.setdefault(size, [])
-            if len(kept) < self.keep:
-                kept.append(buffer)
+    def of(self, size: int) -> deque[Buffer]:
+        """The free buffers of a size; past `keep` of them the oldest goes."""
+        return self.free.setdefault(size, deque(maxlen=self.keep))
 
     def clear(self) -> None:
         """Free all buffers that no call is using."""
-        with self.lock:
-            self.free.clear()
+        for kept in list(self.free.values()):
+            kept.clear()
 
 
 POOL = Pool()
@@ -64,6 +61,7 @@ class Launcher:
         self.workers = workers
         # A page more keeps one thread's buffer from following another's at a power of two.
         self.stride = -(-max(buffer, 64) // _ALIGN) * _ALIGN + 128
+        self._buffers: dict[int, deque[Buffer]] = {}
         self.entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)(entry)
 
     def words(
@@ -113,11 +111,16 @@ class Launcher:
 
     def start(self, frame: Frame, threads: int) -> None:
         """One call from a frame of words, which no other call may be using."""
-        threads = max(threads, 1)
-        size = self.stride * threads
-        buffer = POOL.take(size)
+        # No function of Python's more than there must be: each costs a microsecond in what torch.compile has compiled.
+        kept = self._buffers.get(threads)
+        if kept is None:
+            kept = self._buffers[threads] = POOL.of(self.stride * max(threads, 1))
         try:
-            frame.words[BUFFERS] = -(-ctypes.addressof(buffer) // _ALIGN) * _ALIGN
+            buffer = kept.pop()
+        except IndexError:
+            buffer = Buffer(self.stride * max(threads, 1))
+        try:
+            frame.words[BUFFERS] = buffer.address
             frame.words[STRIDE] = self.stride
             fork = fork_address() if threads > 1 else 0
             if threads > 1 and fork == 0:
@@ -125,7 +128,7 @@ class Launcher:
             else:
                 self.entry(frame.address, fork, threads)
         finally:
-            POOL.give(buffer, size)
+            kept.append(buffer)
 
 
 class Frame:

@@ -27,7 +27,7 @@ from aicf.semantic import Node, print_node
 from .layouts import Order
 from .symbols import TORCH_DTYPE
 
-Shape = Callable[..., tuple[Any, ...]]
+Shape = tuple[int, ...] | Callable[..., tuple[Any, ...]]  # fixed, or a function of the sizes
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Entry:
 
 
 _ENTRIES: dict[int, Entry] = {}
+_ADDRESS, _STRIDES = torch.Tensor.data_ptr, torch.Tensor.stride
 
 
 def size_names(result: RegionResult) -> list[str]:
@@ -82,11 +83,10 @@ def _content(result: RegionResult, executable: Executable, orders: Sequence[Orde
 
 
 def _shape(node: Node, names: Sequence[str]) -> Shape:
-    """The shape of `node` as a function of the sizes; works on numbers and on PyTorch's symbols alike."""
+    """The shape of `node`; as a function of the sizes it works on numbers and on PyTorch's symbols alike."""
     dims = node.type.shape
     if all(isinstance(d, Const) for d in dims):
-        fixed = tuple(int(d.value) for d in dims if isinstance(d, Const))
-        return lambda *sizes: fixed
+        return tuple(int(d.value) for d in dims if isinstance(d, Const))
     # The text of an integer expression is Python: names, numbers, + - * // % and calls of min and max.
     source = f"lambda {', '.join(names)}: ({', '.join(show(d) for d in dims)},)"
     return eval(source, {"min": torch.sym_min, "max": torch.sym_max})
@@ -98,15 +98,26 @@ def run_region(handle: int, inputs: list[torch.Tensor], sizes: list[int]) -> lis
     entry = _ENTRIES[handle]
     if isinstance(entry.executable, DeviceExecutable):
         return _launch(entry, entry.executable, inputs, sizes)
-    made = [torch.empty_permuted(shape(*sizes), order, dtype=dtype) for shape, dtype, order in entry.outputs]
+    # Functions of C's and loops, no functions of Python's: under torch.compile each call of those costs a microsecond.
+    made: list[torch.Tensor] = []
+    for shape, dtype, order in entry.outputs:
+        made.append(torch.empty_permuted(shape if isinstance(shape, tuple) else shape(*sizes), order, dtype=dtype))
     tensors = [*inputs, *made]
     entry.executable.call(
-        [t.data_ptr() for t in tensors],
-        tuple([t.stride() for t in tensors]),
-        tuple([sizes[k] for k in entry.picks]),
+        list(map(_ADDRESS, tensors)),
+        tuple(map(_STRIDES, tensors)),
+        tuple(map(sizes.__getitem__, entry.picks)),
         lambda: (_described(inputs), _described(made)),
     )
     return made
+
+
+def _empty(entry: Entry, sizes: list[Any], device: torch.device) -> list[torch.Tensor]:
+    """A region's outputs, nothing in them yet."""
+    return [
+        torch.empty_permuted(shape if isinstance(shape, tuple) else shape(*sizes), order, dtype=dtype, device=device)
+        for shape, dtype, order in entry.outputs
+    ]
 
 
 def _described(tensors: list[torch.Tensor]) -> list[ArrayRef]:
@@ -125,7 +136,7 @@ def _launch(entry: Entry, executable: DeviceExecutable, inputs: list[torch.Tenso
     def empty(shape: tuple[int, ...], dtype: DType) -> torch.Tensor:
         return torch.empty(shape, dtype=TORCH_DTYPE[dtype], device=device)
 
-    made = [torch.empty_permuted(shape(*sizes), order, dtype=dtype, device=device) for shape, dtype, order in entry.outputs]
+    made = _empty(entry, sizes, device)
     chosen = [sizes[k] for k in entry.picks]
     if device.type == "cpu":
         executable.launch(inputs, made, chosen, empty)
@@ -136,9 +147,7 @@ def _launch(entry: Entry, executable: DeviceExecutable, inputs: list[torch.Tenso
 
 
 def _fake(handle: int, inputs: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
-    device = inputs[0].device
-    made = _ENTRIES[handle].outputs
-    return [torch.empty_permuted(shape(*sizes), order, dtype=dtype, device=device) for shape, dtype, order in made]
+    return _empty(_ENTRIES[handle], sizes, inputs[0].device)
 
 
 _LIBRARY = torch.library.Library("aicf", "FRAGMENT")
