@@ -21,7 +21,9 @@ from aicf.backends.llvm.codegen.text import I64
 from aicf.backends.llvm.codegen.values import in_tile, stored
 from aicf.kernel import Contract, LoadTile, Tile
 
-LONGEST = 128  # steps that one accumulator adds up: longer sums (wide heads) are added block by block, which rounds less
+# Steps that one accumulator adds up: longer sums (wide heads) are added block by block, which rounds less. Of few columns, as are
+# left over at the end, other libraries add up short parts too, and it takes little time.
+LONGEST, LONGEST_OF_FEW = 128, 32
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,11 @@ class _Product:
             if not isinstance(over.valid, int):
                 self._steps(where, Index(0, 0), over.valid, False)
                 return
-            for first in range(0, over.valid, LONGEST):
-                self._steps(where, Index(0, first), min(LONGEST, over.valid - first), first > 0)
+            view = scope.views[self.r.y]
+            few = isinstance(self.b, Layout) and (view.length <= 2 * scope.target.lanes or not isinstance(view.valid, int))
+            longest = LONGEST_OF_FEW if few else LONGEST
+            for first in range(0, over.valid, longest):
+                self._steps(where, Index(0, first), min(longest, over.valid - first), first > 0)
             return
         # The streamed axis is cut into blocks in one of the operands: sum block by block.
         self._steps(where, Index(0, 0), scope.fn.minimum(chunk, over.valid), False)
