@@ -9,7 +9,7 @@ import torch
 
 from tests.property.choices import SHARED, SIZED
 from tests.property.grammar import program
-from tests.property.levels import Rounded
+from tests.property.levels import Rounded, where_finite
 from tests.property.run import one, smallest
 
 SECONDS = 45
@@ -45,3 +45,17 @@ def test_wide_halves_are_rounded_as_halves(kind: torch.dtype) -> None:
         large = (x.float().abs() + 1) * 1e6
     assert torch.equal(wide.to(kind), run(x))
     assert large.isfinite().all() and not torch.equal(large, (x.float().abs() + 1) * 1e6)
+
+
+def test_results_outside_the_range_of_halves() -> None:
+    """Where a source in halves has NaN because something before its result overflowed, the result may be the infinity that it
+    is when nothing else overflows, and no other."""
+    inf, nan = float("inf"), float("nan")
+    got, eager, wide = (
+        torch.tensor(x, dtype=torch.float16)
+        for x in ([-inf, -inf, -inf, 1.0, nan], [nan, nan, nan, nan, nan], [-inf, inf, 2.0, 1.5, 3.0])
+    )
+    (held,) = where_finite([got], [eager], [wide])
+    assert held.isneginf().tolist() == [True, False, False, False, False]
+    assert held.isnan().tolist() == [False, True, True, False, True]
+    assert float(held[3]) == 1.5
