@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aicf.backends.llvm import host_target
-from aicf.backends.llvm.codegen.micro import order_of_sums, summed, transposed
 from aicf.backends.llvm.codegen.module import plans
+from aicf.backends.llvm.codegen.shuffles import order_of_sums, summed, transposed
 from aicf.backends.llvm.codegen.text import Function, Module
 from aicf.kernel import (
     Axis,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from aicf.backends.llvm.codegen.elementwise import AxisLoops, Group, emit_group
 from aicf.backends.llvm.codegen.inplace import coefficient
 from aicf.backends.llvm.codegen.layout import Layout
-from aicf.backends.llvm.codegen.micro import transposed
 from aicf.backends.llvm.codegen.points import Point, Slot, Span, Spread, from_stored, to_stored
 from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef, View
+from aicf.backends.llvm.codegen.shuffles import transposed
 from aicf.backends.llvm.codegen.text import I64
 from aicf.backends.llvm.codegen.values import Value, held, in_tile, stored
 from aicf.kernel import LoadTile, Map, StoreTile, Tile
