@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -170,3 +173,31 @@ def test_networks_of_shuffles(n: int) -> None:
 
     (sums,) = values(summed)
     assert [leaves(x) for x in sums] == [{(r, c) for c in range(n)} for r in order_of_sums(n)]
+
+
+@pytest.mark.parametrize("across", [True, False])
+@pytest.mark.parametrize("m", [1, 5, 8, 17])
+def test_nothing_past_the_end_is_read(m: int, across: bool) -> None:
+    """K and V end with a page after which no memory is mapped: a load behind their last row would end the process."""
+    kernel = streamed(4, 16, 64, 64, "f32", across=across)
+    assert in_place(kernel) == {"k", "v"}
+    page, size = mmap.PAGESIZE, 4 * 64 * m
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    held, arrays = [], {}
+    rng = np.random.default_rng(m)
+    for name in "KV":
+        pages = -(-size // page)
+        memory = mmap.mmap(-1, (pages + 8) * page)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        assert libc.mprotect(start + pages * page, 8 * page, 0) == 0
+        array = np.frombuffer(memory, np.float32, 64 * m, pages * page - size).reshape(m, 64)
+        array[:] = rng.standard_normal((m, 64))
+        arrays[name] = array
+        held.append((memory, start, pages))
+    arrays["Q"] = rng.standard_normal((5, 64) if across else (64, 5)).astype(np.float32)
+    q = arrays["Q"] if across else arrays["Q"].T
+    found = execute(kernel, arrays, {"N": 5, "M": m})["O"]
+    np.testing.assert_allclose(found, (q @ arrays["K"].T) @ arrays["V"], rtol=1e-4, atol=1e-3)
+    for _, start, pages in held:
+        libc.mprotect(start + pages * page, 8 * page, 3)

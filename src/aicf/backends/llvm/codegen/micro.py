@@ -144,7 +144,7 @@ class _Along:
 
 class _Across:
     """Rows of a tensor that are the lanes: a vector of each makes a square, whose transpose are the vectors of as many steps.
-    Rows that do not exist repeat the last one."""
+    Rows that do not exist repeat the last one, which may lie before the first."""
 
     def __init__(self, fn: Function, m: Micro, b: InTensor) -> None:
         assert m.steps is not None and m.vectors == 1
@@ -153,7 +153,7 @@ class _Across:
         self.unroll = 2 * lanes if m.steps % (2 * lanes) == 0 else lanes
         self.registers = lanes // 2
         last = fn.sub("%e", 1)
-        self.rows = [fn.mul("%t", r if b.whole or r == 0 else fn.minimum(r, last)) for r in range(lanes)]
+        self.rows = [fn.mul("%t", r if b.whole else fn.minimum(r, last)) for r in range(lanes)]
         for row in self.rows:
             _ask_ahead(fn, fn.pointer("%b", row, self.kind), b)
         self.square: list[str] = []
@@ -195,7 +195,7 @@ def _dots(fn: Function, m: Micro, b: InTensor, maths: Maths) -> list[str]:
     lanes, kind = fn.module.width, stored(b.dtype)
     last = fn.sub("%e", 1)
     order = order_of_sums(lanes)
-    rows = [fn.pointer("%b", fn.mul("%t", r if b.whole or r == 0 else fn.minimum(r, last)), kind) for r in range(lanes)]
+    rows = [fn.pointer("%b", fn.mul("%t", r if b.whole else fn.minimum(r, last)), kind) for r in range(lanes)]
     together = 1 << max(0, (max(1, min(lanes, 8) // m.rows)).bit_length() - 1)
     sums: list[list[str]] = [[""] * lanes for _ in range(m.rows)]
     for first in range(0, lanes, together):
