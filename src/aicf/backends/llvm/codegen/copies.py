@@ -9,7 +9,7 @@ from __future__ import annotations
 from aicf.backends.llvm.codegen.elementwise import AxisLoops, Group, emit_group
 from aicf.backends.llvm.codegen.inplace import coefficient
 from aicf.backends.llvm.codegen.layout import Layout
-from aicf.backends.llvm.codegen.points import Point, Slot, Span, Spread, from_stored, to_stored
+from aicf.backends.llvm.codegen.points import LINE, Point, Slot, Span, Spread, from_stored, to_stored, vector_at
 from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef, View
 from aicf.backends.llvm.codegen.shuffles import transposed
 from aicf.backends.llvm.codegen.text import I64
@@ -97,12 +97,7 @@ def _squares(
 
     whole: I64 = extent // lanes * lanes if isinstance(extent, int) else fn.op(f"and i64 {extent}, {-lanes}")
     with fn.loop(0, whole, lanes) as column:
-        square = []
-        for row in rows:
-            text = fn.op(
-                f"load <{lanes} x {kind}>, ptr {fn.pointer(row, column, kind)}, align {2 if kind in ('half', 'i16') else 4}"
-            )
-            square.append(from_stored(scope, text, tensor.dtype, True).text)
+        square = [vector_at(fn, fn.pointer(row, column, kind), tensor.dtype, lanes) for row in rows]
         for k, text in enumerate(transposed(fn, square)):
             put(fn.add(column, k), text)
     with fn.loop(whole, extent) as column:
@@ -141,7 +136,7 @@ def prefetch(s: LoadTile, scope: Scope, tiles: dict[str, Tile], part: I64, parts
         span = point.span(following.tensors[s.tensor], s.at, point.evaluator())
         assert isinstance(span, Span)
         kind = stored(tensor.dtype)
-        for first in range(0, scope.views[along].length, 64 // BYTES[tensor.dtype]):
+        for first in range(0, scope.views[along].length, LINE // BYTES[tensor.dtype]):
             pointer = fn.pointer(following.tensors[s.tensor].base, fn.add(span.offset, first), kind)
             fn.prefetch(pointer, nearness=2)
 

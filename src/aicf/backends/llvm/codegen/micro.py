@@ -16,14 +16,13 @@ from typing import Literal
 
 from aicf.backends.llvm.codegen.inplace import Run
 from aicf.backends.llvm.codegen.mathlib import Maths
-from aicf.backends.llvm.codegen.points import from_memory
+from aicf.backends.llvm.codegen.points import LINE, vector_at
 from aicf.backends.llvm.codegen.shuffles import order_of_sums, summed, transposed
 from aicf.backends.llvm.codegen.text import I64, Function, Module
 from aicf.backends.llvm.codegen.values import stored
 from aicf.scalar import BYTES, DType
 
 Start = Literal["zero", "old", "scaled"]
-LINE = 64  # bytes of a cache line
 ARGUMENTS = "ptr %a, ptr %b, ptr %c, ptr %s, i64 %n"
 IN_TENSOR = ", i64 %t, i64 %e, i64 %p"  # elements from row to row; rows that exist; elements to what the stream wants next
 
@@ -135,7 +134,7 @@ class _Along:
         fn, lanes = self.fn, self.fn.module.width
         row = fn.pointer(b, self.rows[k], self.kind)
         _ask_ahead(fn, row, self.b)
-        return [_from_tensor(fn, fn.pointer(row, v * lanes, self.kind), self.b.dtype) for v in range(self.m.vectors)]
+        return [vector_at(fn, fn.pointer(row, v * lanes, self.kind), self.b.dtype, lanes) for v in range(self.m.vectors)]
 
     def after(self, b: str, steps: int) -> str:
         """The pointer `steps` steps on."""
@@ -143,8 +142,7 @@ class _Along:
 
 
 class _Across:
-    """Rows of a tensor that are the lanes: a vector of each makes a square, whose transpose are the vectors of as many steps.
-    Rows that do not exist repeat the last one, which may lie before the first."""
+    """Rows of a tensor that are the lanes: a vector of each makes a square, whose transpose are the vectors of as many steps."""
 
     def __init__(self, fn: Function, m: Micro, b: InTensor) -> None:
         assert m.steps is not None and m.vectors == 1
@@ -152,8 +150,7 @@ class _Across:
         self.fn, self.b, self.kind = fn, b, stored(b.dtype)
         self.unroll = 2 * lanes if m.steps % (2 * lanes) == 0 else lanes
         self.registers = lanes // 2
-        last = fn.sub("%e", 1)
-        self.rows = [fn.mul("%t", r if b.whole else fn.minimum(r, last)) for r in range(lanes)]
+        self.rows = _row_offsets(fn, b)
         for row in self.rows:
             _ask_ahead(fn, fn.pointer("%b", row, self.kind), b)
         self.square: list[str] = []
@@ -163,7 +160,7 @@ class _Across:
         fn, lanes = self.fn, self.fn.module.width
         if k % lanes == 0:
             rows = [fn.pointer(fn.pointer(b, r, self.kind), k, self.kind) for r in self.rows]
-            self.square = transposed(fn, [_from_tensor(fn, row, self.b.dtype) for row in rows])
+            self.square = transposed(fn, [vector_at(fn, row, self.b.dtype, lanes) for row in rows])
         return [self.square[k % lanes]]
 
     def after(self, b: str, steps: int) -> str:
@@ -182,10 +179,11 @@ def _ask_ahead(fn: Function, row: str, b: InTensor) -> None:
 _FROM = {"along": _Along, "across": _Across}
 
 
-def _from_tensor(fn: Function, pointer: str, dtype: DType) -> str:
-    """A vector of a tensor's elements in f32."""
-    text = fn.op(f"load <{fn.module.width} x {stored(dtype)}>, ptr {pointer}, align {BYTES[dtype]}")
-    return from_memory(fn, text, dtype, fn.module.width).text
+def _row_offsets(fn: Function, b: InTensor) -> list[I64]:
+    """Where the rows begin that are the lanes, in elements. Rows that do not exist repeat the last one, which may lie before the
+    first."""
+    last = fn.sub("%e", 1)
+    return [fn.mul("%t", r if b.whole else fn.minimum(r, last)) for r in range(fn.module.width)]
 
 
 def _dots(fn: Function, m: Micro, b: InTensor, maths: Maths) -> list[str]:
@@ -193,10 +191,9 @@ def _dots(fn: Function, m: Micro, b: InTensor, maths: Maths) -> list[str]:
     what their lanes add up to becomes a lane of the result. As many rows of B at a time as there are accumulators."""
     assert m.steps is not None and m.vectors == 1 and m.a_step == 1
     lanes, kind = fn.module.width, stored(b.dtype)
-    last = fn.sub("%e", 1)
     order = order_of_sums(lanes)
-    rows = [fn.pointer("%b", fn.mul("%t", r if b.whole else fn.minimum(r, last)), kind) for r in range(lanes)]
-    together = 1 << max(0, (max(1, min(lanes, 8) // m.rows)).bit_length() - 1)
+    rows = [fn.pointer("%b", offset, kind) for offset in _row_offsets(fn, b)]
+    together = 1 << max(1, min(lanes, 8) // m.rows).bit_length() - 1
     sums: list[list[str]] = [[""] * lanes for _ in range(m.rows)]
     for first in range(0, lanes, together):
         # Vector number i of `summed` is lane order.index(i) of the result.
@@ -217,26 +214,25 @@ def _dot_loop(fn: Function, m: Micro, b: InTensor, maths: Maths, rows: list[str]
     lanes, kind, wide = fn.module.width, stored(b.dtype), maths.type
     vectors = m.steps // lanes
     unroll = next(n for n in (4, 3, 2, 1) if vectors % n == 0)
-    totals = ["zeroinitializer"] * (m.rows * len(rows))
     head, done = fn.new_label("dot"), fn.new_label("done")
     before = fn.block
     fn.jump(head)
     fn.label(head)
-    phis = [fn.name_of("c") for _ in totals]
+    phis = [fn.name_of("c") for _ in range(m.rows * len(rows))]
     iv, at = fn.name_of("i"), len(fn.lines)
     fn.lines += [""] * (len(phis) + 1)
     current = list(phis)
     for k in range(unroll):
         step = fn.add(iv, k * lanes)
-        others = [_from_tensor(fn, fn.pointer(row, step, kind), b.dtype) for row in rows]
+        others = [vector_at(fn, fn.pointer(row, step, kind), b.dtype, lanes) for row in rows]
         for r in range(m.rows):
             a = fn.op(f"load {wide}, ptr {fn.pointer(fn.pointer('%a', r * m.a_row, m.a_kind), step, m.a_kind)}, align 4")
             for j, other in enumerate(others):
                 current[r * len(rows) + j] = maths.fma(a, other, current[r * len(rows) + j])
     advanced = fn.op(f"add nsw i64 {iv}, {unroll * lanes}")
     fn.do(f"br i1 {fn.compare('slt', advanced, m.steps)}, label %{head}, label %{done}")
-    for i, (phi, initial, following) in enumerate(zip(phis, totals, current, strict=True)):
-        fn.lines[at + i] = f"  {phi} = phi {wide} [ {initial}, %{before} ], [ {following}, %{head} ]"
+    for i, (phi, following) in enumerate(zip(phis, current, strict=True)):
+        fn.lines[at + i] = f"  {phi} = phi {wide} [ zeroinitializer, %{before} ], [ {following}, %{head} ]"
     fn.lines[at + len(phis)] = f"  {iv} = phi i64 [ 0, %{before} ], [ {advanced}, %{head} ]"
     fn.label(done)
     return current
@@ -317,7 +313,6 @@ def micro_kernel(module: Module, m: Micro) -> str:
     maths = Maths(fn, lanes, m.element)
     wide = maths.type
     tiles = [(r, v) for r in range(m.rows) for v in range(m.vectors)]
-    dots = isinstance(m.b, InTensor) and m.b.run == "across" and m.a_step == 1 and m.element == m.a_kind == "float"
 
     def c_pointer(r: int, v: int) -> str:
         return fn.pointer("%c", r * m.c_row + v * lanes, m.c_kind)
@@ -326,7 +321,10 @@ def micro_kernel(module: Module, m: Micro) -> str:
         # The old values are wanted at the end, when they have had the time of all the products to come from a farther cache.
         for r in range(m.rows):
             fn.prefetch(c_pointer(r, 0), nearness=3, write=True)
-    accumulators = _dots(fn, m, m.b, maths) if isinstance(m.b, InTensor) and dots else _outer_products(fn, m, maths)
+    if isinstance(m.b, InTensor) and m.b.run == "across" and m.a_step == 1 and m.element == m.a_kind == "float":
+        accumulators = _dots(fn, m, m.b, maths)
+    else:
+        accumulators = _outer_products(fn, m, maths)
     # The old value joins at the end: a tile's sum rounds relative to itself, not to all that was summed before it.
     scales: dict[int, str] = {}
     for (r, v), text in zip(tiles, accumulators, strict=True):

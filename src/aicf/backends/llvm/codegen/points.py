@@ -11,9 +11,9 @@ from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef
 from aicf.backends.llvm.codegen.text import I64, Function
 from aicf.backends.llvm.codegen.values import Value, held, in_tile, stored
 from aicf.kernel import Tile
-from aicf.scalar import BYTES, Call, Const, Expr, Load, Var, affine, call, index
+from aicf.scalar import BYTES, Call, Const, DType, Expr, Load, Var, affine, call, index
 
-_LINE = 64  # bytes of a cache line
+LINE = 64  # bytes of a cache line
 
 
 class Slot(NamedTuple):
@@ -204,7 +204,7 @@ class Point:
         bias, a mask): its rows lie far apart, which the processor does not foresee. Asked for line by line, they do not keep
         other loads waiting. Past the end of a tensor a request is harmless."""
         fn, scope, size = self.scope.fn, self.scope, BYTES[tensor.dtype]
-        if scope.ahead is None or self.axis != scope.streamed or self.slot.word * scope.target.lanes * size % _LINE:
+        if scope.ahead is None or self.axis != scope.streamed or self.slot.word * scope.target.lanes * size % LINE:
             return
         axis, rows = scope.ahead
         distance: I64 = 0
@@ -215,8 +215,8 @@ class Point:
             distance = fn.add(distance, fn.mul(stride, rows * int(part[0][0].value)))
         if distance == 0:
             return
-        for line in range(max(1, scope.target.lanes * size // _LINE)):
-            first = fn.add(fn.add(offset, distance), line * _LINE // size)
+        for line in range(max(1, scope.target.lanes * size // LINE)):
+            first = fn.add(fn.add(offset, distance), line * LINE // size)
             fn.prefetch(fn.pointer(tensor.base, first, stored(tensor.dtype)), nearness=2)
 
     def _contiguous(self, tensor: TensorRef, offset: I64, mask: str | None) -> Value:
@@ -448,6 +448,12 @@ def from_memory(fn: Function, text: str, dtype: str, n: int | None) -> Value:
             return Value(fn.op(f"icmp ne {kind('i8')} {text}, {'zeroinitializer' if vector else '0'}"), "bool", vector)
         case _:
             return Value(text, dtype, vector)  # type: ignore[arg-type]
+
+
+def vector_at(fn: Function, pointer: str, dtype: DType, lanes: int) -> str:
+    """A vector of a tensor's elements as they are computed with."""
+    text = fn.op(f"load <{lanes} x {stored(dtype)}>, ptr {pointer}, align {BYTES[dtype]}")
+    return from_memory(fn, text, dtype, lanes).text
 
 
 def to_stored(scope: Scope, v: Value, dtype: str, at: Evaluator) -> tuple[str, str]:
