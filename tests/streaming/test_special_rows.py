@@ -141,7 +141,13 @@ def test_special_rows(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("mask", ["none kept in a row", "nothing kept", "all kept", "one kept"])
 @pytest.mark.parametrize("masked_before", [False, True])
-@pytest.mark.parametrize("spelling", ["probability", "numerator", "renormalised", "renormalised with an epsilon", "scaled"])
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "probability", "numerator", "renormalised", "renormalised with an epsilon", "scaled", "zero instead of NaN, renormalised",
+        "zero instead of NaN, scaled and renormalised", "zero in rows without scores", "divided under the condition",
+    ],
+)
 def test_masks_after_the_softmax(mask: str, masked_before: bool, spelling: str) -> None:
     d = data(n=13)
     keep = np.random.default_rng(3).random((13, ROWS, 1)) < 0.5
@@ -158,7 +164,18 @@ def test_masks_after_the_softmax(mask: str, masked_before: bool, spelling: str) 
     d.env["t"] = keep.astype(float)
     scores = MASKED if masked_before else S
     kept = where(KEEP, p(scores), 0.0)
+    by_number = KEEP.to("f32")
+    nothing = fn("eq", r("m"), -INF)
+    whole = _nan_to_num(p(scores))
+    if spelling == "zero instead of NaN, renormalised":
+        kept = where(KEEP, whole, 0.0)
+    elif spelling == "zero instead of NaN, scaled and renormalised":
+        kept = whole * by_number
     weight = {
+        "zero instead of NaN, renormalised": kept / r("l2"),
+        "zero instead of NaN, scaled and renormalised": kept / r("l2"),
+        "zero in rows without scores": where(nothing, 0.0, exp(scores - r("m"))) / r("l") * exp(scores - r("m")),
+        "divided under the condition": where(KEEP, where(nothing, 0.0, p(scores)) / r("l2"), 0.0),
         "probability": kept,
         "numerator": where(KEEP, exp(scores - r("m")), 0.0) / r("l"),
         "renormalised": kept / r("l2"),

@@ -220,23 +220,53 @@ def _sum(s: _States, name: str, body: Expr) -> Expr:
     """The value of `sum over the stream of body`, by carried sums."""
     c = s.c
     dtype = body.dtype if is_int(body.dtype) else _wide(body.dtype, c.dtype)
-    terms = _centred(s, [_bounded(s, t) for t in separate(c, body, "terms") if not _idle(c, t)])
-    parts = [_carried(s, name, t, dtype) for t in terms]
+    terms = _centred(s, [x for t in separate(c, body, "terms") for x in _unless_nothing(c, _bounded(s, t))])
+    parts = [(NOTHING, t, replace(t, powers=t.powers[1:], keep=(), rows=())) if _only_row(c, t) else _carried(s, name, t, dtype)
+             for t in terms]  # fmt: skip
     if len({g for g, _, _ in parts}) > RANK_LIMIT:
         raise Refused(f"its rank is above the limit of {RANK_LIMIT}", body)
-    if parts and all(_positive_sum(s, g, rest) for g, _, rest in parts):
-        for me in [var(name, dtype), *(g for g, _, _ in parts if len(parts) == 1)]:
+    sums = [(g, rest) for g, _, rest in parts if isinstance(g, Var)]
+    if sums and all(_positive_sum(s, g, rest) for g, rest in sums):
+        for me in [var(name, dtype), *(g for g, _ in sums if len(parts) == 1)]:
             c.positive.add(me)
-            c.covers[me] = [s.terms[g] for g, _, rest in parts if rest == Term()]
+            c.covers[me] = [s.terms[g] for g, rest in sums if rest == Term()]
     return _chosen(c, [(t, _restored(s, g, rest), _outer(t, rest)) for g, t, rest in parts], dtype)
 
 
-def _idle(c: Context, t: Term) -> bool:
-    """0 times nothing of the element."""
-    return any(a is NOTHING for a, _ in t.powers) and not any(c.has_x(a) for a, _ in t.powers)
+def _only_row(c: Context, t: Term) -> bool:
+    return t.powers[:1] == ((NOTHING, 1),) and not any(c.has_x(a) for a, _ in t.powers) and not any_streamed(c, t)
 
 
-def _restored(s: _States, g: Var, rest: Term) -> Term:
+def _unless_nothing(c: Context, t: Term) -> list[Term]:
+    """A zero that a condition on the row selects, times what stands outside of that condition: `where(k, 0, p) / r` is 0 / r.
+
+    Of the factors only those of the row are kept, which may be what 0 times them is NaN for; without any the term is gone.
+    Strict mode keeps the factors of the element as well.
+    """
+    if not any(a is NOTHING for a, _ in t.powers):
+        return [t]
+    if c.strict and any(c.has_x(a) for a, _ in t.powers):
+        return [t]
+    rows = tuple(p for p in t.powers if c.has_rho(p[0]) and not c.has_x(p[0]))
+    matches = matching(c, t)
+    own = [m.base.state for m in matches]
+    apart = tuple(e for e in t.exponent if not any(c.has_x(a) or a in own for a, _ in e.powers)
+                  and any(c.has_rho(a) for a, _ in e.powers))  # fmt: skip
+    # Each exponential exp(u - max u) is at most 1, and NaN where the maximum is not finite.
+    finite = [call("lt", call("abs", b), const(float("inf"), b.dtype)) for b in own if is_float(b.dtype)]
+    one, nan = const(1, c.dtype), const(float("nan"), c.dtype)
+    checks = tuple((call("where", k, one, nan), 1) for k in dict.fromkeys(finite))
+    if not (rows or checks or apart):
+        return []
+    under = any(a in own for e in t.inner[1] for a, _ in e.powers)
+    inner = (
+        tuple(p for p in t.inner[0] if p in rows) + (checks if under else ()),
+        tuple(e for e in t.inner[1] if e in apart),
+    )
+    return [Term(powers=((NOTHING, 1), *rows, *checks), exponent=apart, keep=t.keep, rows=t.rows, inner=inner)]
+
+
+def _restored(s: _States, g: Expr, rest: Term) -> Term:
     """The carried sum `g` times its hoisted factor. A sum divided by itself stays written: it is 1, or NaN where `g` is 0 or
     NaN."""
     if rest == Term(powers=((g, -1),)):

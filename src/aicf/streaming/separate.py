@@ -37,7 +37,7 @@ def separate(c: Context, e: Expr, mode: Mode = "factors") -> list[Term]:
 
 def rank(c: Context, terms: list[Term]) -> int:
     """The number of distinct streamed factors."""
-    return len({_streamed_key(c, t) for t in terms})
+    return len({_streamed_key(c, t) for t in terms if c.strict or not any(a is NOTHING for a, _ in t.powers)})
 
 
 def _streamed_key(c: Context, t: Term) -> tuple[object, ...]:
@@ -324,9 +324,9 @@ def _where(c: Context, condition: Expr, a: Expr, b: Expr) -> list[Term]:
 
 
 def _side(c: Context, e: Expr) -> list[Term]:
-    """One side of a selection by a condition on the row. A row of zeros still meets every element that it is multiplied with."""
+    """One side of a selection by a condition on the row. A row of zeros still meets everything that it is multiplied with."""
     nothing = isinstance(e, Const) and not isinstance(e.value, bool) and e.value == 0
-    return [Term(powers=((NOTHING, 1),))] if nothing and c.strict else separate(c, e)
+    return [Term(powers=((NOTHING, 1),))] if nothing else separate(c, e)
 
 
 def with_condition(conditions: tuple[Expr, ...], more: Expr) -> tuple[Expr, ...]:
