@@ -90,7 +90,7 @@ def derive(
     bodies = [r.body for r in cascade]
     dtype: DType = "f64" if any(n.dtype == "f64" for e in [*bodies, *wanted.values()] for n in walk(e)) else "f32"
     c = Context(x=frozenset({stream, *atoms}), dtype=dtype, strict=strict)
-    state = _States(c, tuple(payload), {}, {}, {}, {})
+    state = _States(c, tuple(payload), {}, {}, {}, {}, set())
     done: dict[str, Expr] = {}
     types: dict[str, DType] = {}
     for r in cascade:
@@ -170,6 +170,8 @@ class _States:
     centred: dict[Expr, Var]
     # What an exponential is relative to, seen from the extremum that bounds it: B - r -> B.
     away: dict[Expr, Var]
+    # Sums of such exponentials in strict mode: in a row without scores, exp(-inf - r) times what the element holds.
+    relative: set[Var]
 
 
 def _reduction(s: _States, r: Reduction, body: Expr) -> Expr:
@@ -272,7 +274,7 @@ def _restored(s: _States, g: Expr, rest: Term) -> Term:
     if rest == Term(powers=((g, -1),)):
         return Term(powers=((call("div", g, g), 1),))
     value: Expr = g
-    for base in (s.away[a] for e in rest.exponent for a, _ in e.powers if a in s.away):
+    for base in (s.away[a] for e in rest.exponent for a, _ in e.powers if a in s.away and g not in s.relative):
         # No reference was subtracted in the source: a row without scores adds up exp(-inf - r), 0 unless r is -inf too.
         value = call("where", call("eq", base, const(IDENTITY[s.c.bases[base].op], base.dtype)), const(0, g.dtype), value)
     return product(Term(powers=((value, 1),)), rest)
@@ -405,14 +407,17 @@ def _carried(s: _States, name: str, t: Term, dtype: DType) -> tuple[Var, Term, T
     weight, value, payload = _body(s, Term(powers=streamed, keep=t.keep), inside, matches, dtype)
     body = weight if value is None else value if weight is const(1, weight.dtype) else call("mul", weight, value)
     stabilisers = tuple((m.base.state.name, to_expr(m.p, c.dtype)) for m in matches)
-    found = s.sums.get((body, stabilisers))
+    relative = c.strict and any(a in s.away for e in t.exponent for a, _ in e.powers)
+    found = s.sums.get((body, stabilisers, relative))
     if found is None:
         shift = _shift(s, name, t, dtype)
         taken = {x.name for x in s.sums.values()}
         stem = f"G_{name}"
         label = next(n for n in (stem, *(f"{stem}_{i}" for i in range(1, 1 + len(taken)))) if n not in taken)
         found = Sum(label, body, weight, value, stabilisers, _scale(c, matches), payload, dtype, shift)
-        s.sums[body, stabilisers] = found
+        s.sums[body, stabilisers, relative] = found
+        if relative:
+            s.relative.add(found.state)
         s.terms[found.state] = replace(t, coef=1.0, powers=streamed, rows=())
         c.rho.add(found.state)
     return found.state, t, rest
@@ -540,7 +545,7 @@ def _empty_rows(s: _States, done: dict[str, Expr], results: dict[str, Expr]) -> 
         starts = _arguments(found.op, found.init)
         if any(isinstance(x, Const) and x.value != low.value for x in starts):
             continue  # it never is the identity
-        mine = [x.state for x in s.sums.values() if any(b == base.name for b, _ in x.stabilisers)]
+        mine = [x.state for x in s.sums.values() if any(b == base.name for b, _ in x.stabilisers) and x.state not in s.relative]
         identity: dict[Expr, Expr] = {x: const(low.value, x.dtype) for x in (base, *starts)}
         zero = identity | {g: const(0, g.dtype) for g in mine}
         nan = identity | {g: _sum_of_nan(s, g) for g in mine}

@@ -303,7 +303,7 @@ def test_strict_mode_has_what_eager_has_under_a_mask(form: str, where: str, valu
     assert_streams(run, q, k, v, strict=True)
 
 
-@pytest.mark.parametrize("form", ["times", "filled", "nan_to_num", "rows filled"])
+@pytest.mark.parametrize("form", ["times", "filled", "nan_to_num", "rows filled", *(f"guarded: {form}" for form in GUARDED)])
 def test_strict_mode_multiplies_zeros_with_what_they_meet(form: str) -> None:
     """0 * NaN is NaN, in rows without keys too; weights that are made 0 after the softmax are no exception."""
     q, k, v = tensors(torch.float32)
@@ -316,6 +316,8 @@ def test_strict_mode_multiplies_zeros_with_what_they_meet(form: str) -> None:
         p = torch.softmax(s.masked_fill(~kept(), -INF), -1)
         if form == "nan_to_num":
             return torch.nan_to_num(p, nan=0.0) @ v
+        if form.startswith("guarded"):
+            return GUARDED[form.removeprefix("guarded: ")](s.masked_fill(~kept(), -INF), v)
         return p.masked_fill((~kept()).all(-1, keepdim=True), 0.0) @ v
 
     assert assert_streams(run, q, k, v, strict=True)[..., 2].isnan().all()
