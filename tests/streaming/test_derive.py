@@ -270,7 +270,9 @@ def test_a_scale_of_the_row_goes_with_the_exponential() -> None:
 
 
 @pytest.mark.parametrize(
-    "scores", [S, S / 4.0, S / math.sqrt(3), S * 0.3, S * row("c"), S + GAMMA, row("c") * S * 2.0], ids=lambda x: show(x.e)
+    "scores",
+    [S, S / 4.0, S / math.sqrt(3), S * 0.3, S * row("c"), S + GAMMA, row("c") * S * 2.0, (S / math.sqrt(3) + T) ** 2 * 0.1],
+    ids=lambda x: show(x.e),
 )
 def test_an_entropy_is_relative_to_the_spread_of_the_scores(scores: X) -> None:
     logp = scores - r("m") - log(r("l"))

@@ -182,7 +182,8 @@ def _covered(
             for e in streamed + inert:
                 for m, k in _poly(e, strict).items():
                     have[m] = have.get(m, 0.0) + k
-            if wanted and all(have.get(m) == k for m, k in wanted.items()):
+            # Products of constants multiplied out in another order differ in their last digits.
+            if wanted and all(abs(have.get(m, 0.0) - k) <= 1e-12 * abs(k) for m, k in wanted.items()):
                 left = [m for m in have if m not in wanted]
                 whole = not any(c.has_x(a) for m in left for a, _ in m)
                 return Match(base, p, body, strict and whole, whole, frozenset(wanted))

@@ -373,9 +373,10 @@ def _multiple(c: Context, t: Term, base: Found) -> list[tuple[Found, float, Term
     streamed = tuple(p for p in t.powers if c.has_x(p[0]))
     for mine in (streamed, tuple(p for p in t.powers if not c.has_rho(p[0]))):
         have = term_poly(Term(powers=mine), True)
-        factors = {have[m] / body[m] for m in have if m in body}
-        if mine and set(have) == set(body) and len(factors) == 1:
-            return [(base, factors.pop(), replace(t, powers=tuple(p for p in t.powers if p not in mine)))]
+        factors = [have[m] / body[m] for m in have if m in body]
+        # Products of constants multiplied out in another order differ in their last digits.
+        if mine and set(have) == set(body) and all(abs(f / factors[0] - 1) < 1e-12 for f in factors):
+            return [(base, factors[0], replace(t, powers=tuple(p for p in t.powers if p not in mine)))]
     return []
 
 
