@@ -163,8 +163,10 @@ class Otherwise(TorchDispatchMode):
     results of arithmetic are off by up to half a unit in the last place more (Parker, Monte Carlo Arithmetic, 1997)."""
 
     ADDED_UP = ("mm", "bmm", "addmm", "baddbmm")
-    ARITHMETIC = (*ADDED_UP, "add", "sub", "rsub", "mul", "div", "pow", "exp", "exp2", "expm1", "log", "log2", "log1p",
-                  "tanh", "sigmoid", "sqrt", "rsqrt", "reciprocal", "sum", "mean", "logsumexp", "_softmax", "_log_softmax", "softplus")
+    ARITHMETIC = (
+        *ADDED_UP, "add", "sub", "rsub", "mul", "div", "pow", "exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "sigmoid",
+        "sqrt", "rsqrt", "reciprocal", "sum", "mean", "logsumexp", "_softmax", "_log_softmax", "softplus",
+    )  # fmt: skip
 
     def __init__(self, seed: int) -> None:
         super().__init__()
