@@ -343,17 +343,17 @@ def _masked(box: Box, u: Expr, fills: Fills) -> Expr:
         case Call(fn="where", args=(c, a, b)):
             return _either(box, c, _masked(box, a, fills), _masked(box, b, fills))
         case Call(fn="add", args=(a, b)):
-            return call("or", _absorbing(box, a, fills), _absorbing(box, b, fills))
+            return call("or", *(NO if _may_be_nan(box, y) else _absorbing(box, x, fills) for x, y in ((a, b), (b, a))))
         case Call(fn="sub", args=(a, Var() as b)) if b.name.startswith("ref"):
             return _masked(box, a, fills)  # relative to the reference: the fill is compared with the maximum at the end
         case Call(fn="sub", args=(a, b)):
-            return _absorbing(box, a, fills)
+            return NO if _may_be_nan(box, b) else _absorbing(box, a, fills)
         case Call(fn="mul", args=(a, Const() as k)) if k.value > 0:
             return _scaled(box, a, float(k.value), fills)
         case Call(fn="max", args=(a, b)):
             return call("and", _masked(box, a, fills), _masked(box, b, fills))
         case Call(fn="min", args=(a, b)):
-            return call("or", _masked(box, a, fills), _masked(box, b, fills))
+            return call("or", *(NO if _may_be_nan(box, y) else _masked(box, x, fills) for x, y in ((a, b), (b, a))))
         case Call(fn="cast", args=(a,)) if is_float(a.dtype):
             return _masked(box, a, fills)
         case Load() | Call():
@@ -416,6 +416,35 @@ def _may_be_infinite(box: Box, u: Expr) -> bool:
             return any(_may_be_infinite(box, a) for a in args)
         case _:
             return False
+
+
+# What these make of -inf is a number, or infinite.
+_OF_INFINITY = frozenset({"exp", "exp2", "expm1", "sigmoid", "tanh", "max", "min", "neg", "abs", "cast", "add"})
+
+
+def _may_be_nan(box: Box, u: Expr) -> bool:
+    """Whether the masks inside of `u` may make NaN of it: `x * sigmoid(x)` is NaN where x is -inf. No fill beside it hides that."""
+    match u:
+        case Call(fn="where", args=(_, a, b)):
+            return _may_be_nan(box, a) or _may_be_nan(box, b)
+        case Call(args=args) if is_float(u.dtype):
+            if any(_may_be_nan(box, a) for a in args):
+                return True
+            if u.fn in _OF_INFINITY or not any(_masks(box, a) for a in args):
+                return False
+            # A number or a tensor that scales scores is taken for neither 0 nor infinite.
+            return u.fn not in ("mul", "div", "sub") or all(_masks(box, a) or _of_scores(box, a) for a in args)
+        case _:
+            return False
+
+
+def _masks(box: Box, u: Expr) -> bool:
+    return any(isinstance(x, Const) and _may_be_infinite(box, x) for x in walk(u)) and _may_be_infinite(box, u)
+
+
+def _of_scores(box: Box, u: Expr) -> bool:
+    """Scores, or a condition as a number."""
+    return any(x.dtype == "bool" or (isinstance(x, Var) and is_float(x.dtype) and not x.name.startswith("ref")) for x in walk(u))
 
 
 def _loaded(box: Box, u: Expr) -> Expr:

@@ -323,6 +323,27 @@ def test_strict_mode_multiplies_zeros_with_what_they_meet(form: str) -> None:
     assert assert_streams(run, q, k, v, strict=True)[..., 2].isnan().all()
 
 
+HIDING: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "minimum": lambda s, keep: torch.minimum(s, torch.where(keep, INF, -1e4)),
+    "added": lambda s, keep: s + torch.where(keep, 0.0, -INF),
+    "subtracted": lambda s, keep: torch.where(keep, 0.0, -INF) - s,
+    "filled": lambda s, keep: s.masked_fill(~keep, -INF),
+}
+
+
+@pytest.mark.parametrize("form", HIDING)
+def test_a_mask_that_only_adds_or_bounds_does_not_hide_what_an_earlier_one_made_nan(form: str) -> None:
+    """silu(-inf) is -inf * 0. The later mask hides whole tiles of such scores; only a selection hides NaN."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        near = torch.arange(M)[None, :] <= torch.arange(N)[:, None]
+        s = F.silu((q @ k.mT / math.sqrt(D)).masked_fill(torch.arange(M)[None, :] > torch.arange(N)[:, None] + 6, -INF))
+        return torch.softmax(HIDING[form](s, near), -1) @ v
+
+    got = assert_streams(run, *tensors(torch.float32))
+    assert got.isfinite().all() if form == "filled" else got.isnan().all()
+
+
 def test_without_strict_mode_hidden_tiles_are_skipped_and_taken_for_finite() -> None:
     q, k, v = tensors(torch.float32)
     v[..., -3, 2] = math.nan
