@@ -253,6 +253,8 @@ def _mixed(c: Context, e: Expr, mode: Mode) -> list[Term]:
             return separate(c, call("rsqrt", a), mode)
         case "isnan" | "isinf" | "lt" | "le" | "gt" | "ge" | "eq" | "ne" | "and" | "or" | "not", _ if e.dtype == "bool":
             return separate(c, call("where", e, const(1, c.dtype), const(0, c.dtype)), mode)
+        case "pow", (a, Const() as n) if n.value > 0 and n.value != int(n.value):
+            return _real_power(c, _rank_one(c, a, e), float(n.value), e)
         case _:
             raise Refused(f"{e.fn} of an expression that mixes the streamed element and earlier reductions", e)
 
@@ -280,6 +282,17 @@ def _roots(c: Context, t: Term, e: Call) -> list[Term]:
     out = Term(exponent=halved)
     for p in parts:
         out = product(out, p)
+    return [out]
+
+
+def _real_power(c: Context, t: Term, n: float, e: Call) -> list[Term]:
+    """(exp(u - m) / l) ** n as exp(n * (u - m)) * (1 / l) ** n, for n > 0 that is no integer: l is positive."""
+    rest, mine = _halves(c, t, e)
+    out = Term(exponent=tuple(scaled(x, n) for x in t.exponent))
+    for p in (rest, mine):
+        if p != Term():
+            value = to_expr(p, c.dtype)
+            out = product(out, Term(powers=((call("pow", value, const(n, value.dtype)), 1),)))
     return [out]
 
 
