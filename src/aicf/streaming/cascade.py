@@ -134,8 +134,8 @@ class Extraction:
 def _product(factors: list[Expr], e: Reduce) -> Expr:
     if not factors:
         raise NotACascade(
-            "the values, or what is added to the scores, are themselves a sum over the scores' softmax or over the keys alone (as in "
-            "p @ (p @ v)), which would have to be finished before the keys are read",
+            "the values, or what is added to the scores, are themselves a sum over the scores' softmax or over the keys alone "
+            "(as in p @ (p @ v)), which would have to be finished before the keys are read",
             e.var,
         )
     value = factors[0]

@@ -423,7 +423,7 @@ _OF_INFINITY = frozenset({"exp", "exp2", "expm1", "sigmoid", "tanh", "max", "min
 
 
 def _may_be_nan(box: Box, u: Expr) -> bool:
-    """Whether the masks inside of `u` may make NaN of it: `x * sigmoid(x)` is NaN where x is -inf. No fill beside it hides that."""
+    """Whether masks inside of `u` may make NaN of it: `x * sigmoid(x)` is NaN where x is -inf. No fill beside it hides that."""
     match u:
         case Call(fn="where", args=(_, a, b)):
             return _may_be_nan(box, a) or _may_be_nan(box, b)
