@@ -133,3 +133,29 @@ def test_the_condition_is_inside_of_the_new_exponential() -> None:
     made = _program(L2)
     kept = next(x for x in made.sums if x.name == "G_l2")
     assert evaluate(kept.weight, {"s": np.float32(500), "t": np.float32(0), made.bases[1].ref.name: np.float32(-500)}) == 0
+
+
+@pytest.mark.parametrize("gap", [0.0, 40.0, 88.0, 101.0])
+def test_a_second_mask_that_is_normalised_again_has_a_maximum_of_its_own(gap: float) -> None:
+    l3 = var("l3", "f32")
+    chosen = cast(call("gt", V, const(0.0, "f32")), "f32")
+    p = call("mul", call("div", call("exp", call("sub", S, M)), L), cast(KEEP, "f32"))
+    again = call("mul", call("div", p, L2), chosen)
+    made = derive(
+        [
+            Reduction("m", "max", S),
+            Reduction("l", "sum", call("exp", call("sub", S, M))),
+            Reduction("l2", "sum", p),
+            Reduction("l3", "sum", again),
+            Reduction("o", "sum", call("mul", call("div", again, l3), V)),
+        ],
+        {"o": var("o", "f32")},
+        J,
+        atoms=[S, T, V],
+    )
+    assert isinstance(made, StreamProgram) and len(made.bases) == 3
+    s = np.array([gap, gap - 1, 0.25, -0.5, 0.0], np.float32)
+    t = np.array([0, 1, 1, 1, 1], np.float32)
+    v = np.array([5, -2, 1, 3, -7], np.float32)
+    exact = np.exp(s.astype(np.float64)) * (t > 0) * (v > 0)
+    assert abs(_run(made, s, t, v, double=False) - (exact * v).sum() / exact.sum()) < 1e-6

@@ -20,10 +20,13 @@ from aicf.streaming.stream_program import Base, StreamProgram, Sum
 
 def referred_to_kept(p: StreamProgram) -> StreamProgram:
     """`p` with a reference of their own for conditional sums that meet in ratios alone. Some of them may select from what the
-    others keep."""
-    for base in p.bases:
-        if base.op != "max":
-            continue
+    others keep, and these get one again when they meet in ratios by themselves."""
+    done: set[str] = set()
+    while True:
+        base = next((b for b in p.bases if b.op == "max" and b.name not in done), None)
+        if base is None:
+            return p
+        done.add(base.name)
         for shared in dict.fromkeys(_conditions(s, base) for s in p.sums):
             if not any(variables(c) & {p.stream, *p.atoms} for c in shared):
                 continue
@@ -34,7 +37,6 @@ def referred_to_kept(p: StreamProgram) -> StreamProgram:
                 if sums and _only_ratios(p, sums):
                     p = _referred(p, base, shared, sums)
                     break
-    return p
 
 
 def _conditions(s: Sum, base: Base) -> tuple[Expr, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from aicf.scalar import (
     Call,
     Const,
+    DType,
     Expr,
     Load,
     Reduce,
@@ -140,7 +141,7 @@ def _widened(node: Expr, kids: tuple[Expr, ...]) -> Expr:
             return reduce(node.op, node.var, kids[0], kids[1])
         case Call(fn="cast") if is_half(node.dtype):
             # A float stays as it is; an integer becomes the half it would have become.
-            return kids[0] if is_float(kids[0].dtype) else _wide(cast(kids[0], node.dtype))
+            return _with_rounded_constants(kids[0], node.dtype) if is_float(kids[0].dtype) else _wide(cast(kids[0], node.dtype))
         case Call(fn="cast"):
             return cast(kids[0], node.dtype)
         case Call() if is_half(node.dtype):
@@ -150,6 +151,20 @@ def _widened(node: Expr, kids: tuple[Expr, ...]) -> Expr:
             return value
         case _:
             return rebuild(node, kids)
+
+
+def _with_rounded_constants(e: Expr, half: DType) -> Expr:
+    """A float that becomes a half, not rounded but for the constants that are selected: a fill of -1e9 is another number in bf16,
+    and rows that are masked everywhere compare it with fills that were rounded elsewhere."""
+    match e:
+        case Const():
+            return const(const(e.value, half).value, e.dtype)
+        case Call(fn="where", args=(c, a, b)):
+            return call("where", c, _with_rounded_constants(a, half), _with_rounded_constants(b, half))
+        case Call(fn=("min" | "max" | "neg")):
+            return call(e.fn, *(_with_rounded_constants(a, half) for a in e.args))
+        case _:
+            return e
 
 
 def _masklike(e: Expr) -> bool:

@@ -323,6 +323,25 @@ def test_strict_mode_multiplies_zeros_with_what_they_meet(form: str) -> None:
     assert assert_streams(run, q, k, v, strict=True)[..., 2].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", ["minimum", "filled", "added"])
+def test_fills_of_two_masks_are_rounded_alike(form: str, dtype: torch.dtype) -> None:
+    """In rows that one mask hides whole, keys that the other one hides too count as much as the others: -1e9 in bf16 is neither
+    -1e9 nor lower than itself. The rows' mask is computed outside, the keys' mask inside of the region."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        s = q @ k.mT / math.sqrt(D)
+        row, keep = torch.arange(N)[:, None] >= EMPTY, kept()
+        rows, keys = (torch.where(c, 0.0 if form == "added" else INF, -1e9).to(s.dtype) for c in (row, keep))
+        if form == "added":
+            return torch.softmax(s + torch.minimum(rows, keys), -1) @ v
+        if form == "filled":
+            return torch.softmax(torch.where(row, torch.where(keep, s, keys), rows), -1) @ v
+        return torch.softmax(torch.minimum(torch.minimum(s, rows), keys), -1) @ v
+
+    assert_streams(run, *tensors(dtype))
+
+
 HIDING: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "minimum": lambda s, keep: torch.minimum(s, torch.where(keep, INF, -1e4)),
     "added": lambda s, keep: s + torch.where(keep, 0.0, -INF),
