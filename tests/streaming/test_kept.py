@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 
@@ -118,8 +120,10 @@ def test_a_maximum_that_starts_from_a_sink_is_the_reference_of_all_elements_only
     assert abs(got - (w / w.sum() * v).sum()) < 1e-6
 
 
-def test_what_is_no_ratio_keeps_the_reference_of_all_elements() -> None:
-    made = _program(call("add", L2, const(1e-6, "f32")))
+@pytest.mark.parametrize("fn", ["add", "max"])
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-9, 1e-12, 1e-20, 1e-37])
+def test_what_is_no_ratio_keeps_the_reference_of_all_elements(epsilon: float, fn: Literal["add", "max"]) -> None:
+    made = _program(call(fn, L2, const(epsilon, "f32")))
     assert len(made.bases) == 1
 
 

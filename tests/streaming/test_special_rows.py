@@ -89,6 +89,9 @@ CASCADES: dict[str, tuple[Cascade, dict[str, X]]] = {
     "to a power, normalised again": (
         [*softmax(), reduction("l2", "sum", p() ** 1.5), reduction("o", "sum", p() ** 1.5 / r("l2") * V)], {"o": r("o")}
     ),
+    "to a negative power, normalised again": (
+        [*softmax(), reduction("l2", "sum", p() ** -1), reduction("o", "sum", p() ** -1 / r("l2") * V)], {"o": r("o")}
+    ),
     "sigmoid": ([reduction("o", "sum", fn("sigmoid", S) * V)], {"o": r("o")}),
     "sum and mean": ([reduction("mu", "sum", S / 37.0)], {"mu": r("mu")}),
     "smallest and largest": ([reduction("a", "min", S), reduction("b", "max", S)], {"a": r("a"), "b": r("b")}),

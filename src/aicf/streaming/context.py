@@ -143,6 +143,8 @@ def matching(c: Context, t: Term) -> list[Match]:
         if any(c.has_rho(a) for a, _ in others):
             continue
         base = c.bases[hits[0]]
+        if not others and (e.coef < 0) != (base.op == "max"):
+            continue  # exp(m - u), m = max u, is not kept in range by m
         p = Term(coef=-e.coef, powers=others)
         found = _covered(c, base, p, streamed, inert, t.keep)
         if found is not None:

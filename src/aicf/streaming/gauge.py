@@ -16,6 +16,7 @@ from aicf.scalar import Call, Const, Expr, Load, Var, evaluate, is_float, is_int
 from aicf.streaming.stream_program import StreamProgram
 
 TRIALS = 4
+SHIFTS = (1.0, -1.0, 100.0, -100.0)  # of a reference, in natural units; each times a random number near 1
 COMPARISONS = 32  # trials where comparisons may have either outcome
 
 
@@ -28,11 +29,11 @@ def gauge_free(p: StreamProgram) -> frozenset[str]:
 def _is_free(p: StreamProgram, name: str) -> bool:
     random = np.random.default_rng(1)
     compared = 0
-    for _ in range(TRIALS):
+    for size in SHIFTS:
         env = _values(p, random)
         tensors: dict[object, float] = {}
         before = _outputs(p, env, tensors, random)
-        shift = float(random.uniform(0.5, 1.5))
+        shift = size * float(random.uniform(0.5, 1.5))
         moved = dict(env)
         moved[name] = env[name] + shift
         for s in p.sums:
@@ -55,13 +56,13 @@ def scaling(p: StreamProgram, sums: Collection[str], names: Collection[str]) -> 
     """The power of z by which the results `names` all grow when `sums` are multiplied by z > 0: 0, 1, or None for neither."""
     random = np.random.default_rng(3)
     powers = {0, 1}
-    for _ in range(TRIALS):
+    for size in SHIFTS:
         env = _values(p, random)
         tensors: dict[object, float] = {}
-        z = float(random.uniform(1.5, 2.5))
+        z = math.exp(size * float(random.uniform(0.5, 1.5)))
         before = _results(p, env, tensors, random)
         after = _results(p, {**env, **{s: env[s] * z for s in sums}}, tensors, random)
-        powers &= {k for k in (0, 1) if all(_close(after[n], before[n] * z**k) for n in names)}
+        powers &= {k for k in (0, 1) if all(_close(after[n] / z**k, before[n]) for n in names)}
     return powers.pop() if len(powers) == 1 else None
 
 

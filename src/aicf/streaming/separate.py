@@ -72,7 +72,7 @@ def _separate(c: Context, e: Expr, mode: Mode) -> list[Term]:
                 return _exponential(c, a, 1.0)
             case "exp2", (a,) if mixed or x or rho:
                 return _exponential(c, a, LN2)
-            case "pow", (a, Const() as n) if n.value == int(n.value) and 2 <= abs(n.value) <= RANK_LIMIT and (mixed or x):
+            case "pow", (a, Const() as n) if (mixed or x) and _power_taken_apart(float(n.value)):
                 return _power(c, e, a, int(n.value))
             case "pow", (Const() as base, a) if base.value > 0 and (mixed or x or rho):
                 return _exponential(c, a, math.log(base.value))
@@ -136,6 +136,10 @@ def _reciprocal(c: Context, b: Expr) -> Term:
     if c.mixed(b):
         raise Refused("it divides by a sum that mixes the streamed element and earlier reductions", b)
     return Term(powers=((canon(c, b), -1),))
+
+
+def _power_taken_apart(n: float) -> bool:
+    return n == int(n) and n not in (0, 1) and abs(n) <= RANK_LIMIT
 
 
 def _power_of_two(value: float) -> bool:

@@ -11,12 +11,15 @@ call in O(tokens): a `Summaries` collects which are needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from aicf.scalar import (
     Call,
     Const,
+    DType,
     Expr,
     Load,
     Var,
@@ -29,6 +32,7 @@ from aicf.scalar import (
     is_float,
     is_int,
     load,
+    numpy_dtype,
     substitute,
     transform,
     variables,
@@ -85,6 +89,7 @@ class Box:
 
 
 Interval = tuple[Expr, Expr]
+Combine = Callable[..., Interval]
 
 
 def interval(box: Box, e: Expr) -> Interval | None:
@@ -103,23 +108,21 @@ def _interval(box: Box, e: Expr) -> Interval | None:
             return found
     match e:
         case Call(fn="add", args=(a, b)):
-            return _both(box, a, b, lambda x, y: (call("add", x[0], y[0]), call("add", x[1], y[1])))
+            return _both(box, e, a, b, lambda x, y: (call("add", x[0], y[0]), call("add", x[1], y[1])))
         case Call(fn="sub", args=(a, b)):
-            return _both(box, a, b, lambda x, y: (call("sub", x[0], y[1]), call("sub", x[1], y[0])))
+            return _both(box, e, a, b, lambda x, y: (call("sub", x[0], y[1]), call("sub", x[1], y[0])))
         case Call(fn="neg", args=(a,)):
             x = interval(box, a)
-            return None if x is None else (call("neg", x[1]), call("neg", x[0]))
+            return None if x is None else _unwrapped(e, lambda x: (call("neg", x[1]), call("neg", x[0])), x)
         case Call(fn="mul", args=(a, b)):
-            return _product(box, a, b)
+            return _product(box, e, a, b)
         case Call(fn=("max" | "min") as fn, args=(a, b)):
-            return _both(box, a, b, lambda x, y: (call(fn, x[0], y[0]), call(fn, x[1], y[1])))
+            return _both(box, e, a, b, lambda x, y: (call(fn, x[0], y[0]), call(fn, x[1], y[1])))
         case Call(fn="abs", args=(a,)):
             x = interval(box, a)
             if x is None:
                 return None
-            zero = const(0, e.dtype)
-            low = call("max", zero, call("max", x[0], call("neg", x[1])))
-            return low, call("max", call("abs", x[0]), call("abs", x[1]))
+            return _unwrapped(e, _magnitude, x)
         case Call(fn="floordiv", args=(a, Const() as c)) if is_int(e.dtype) and c.value > 0:
             x = interval(box, a)
             return None if x is None else (call("floordiv", x[0], c), call("floordiv", x[1], c))
@@ -134,7 +137,11 @@ def _interval(box: Box, e: Expr) -> Interval | None:
             if is_float(a.dtype) and is_int(e.dtype):
                 return _summary(box, e)
             x = interval(box, a)
-            return None if x is None else (cast(x[0], e.dtype), cast(x[1], e.dtype))
+            if x is None:
+                return None
+            if is_int(e.dtype) and is_int(a.dtype) and not _holds(e.dtype, a.dtype):
+                return _unwrapped(e, lambda x: x, x)
+            return cast(x[0], e.dtype), cast(x[1], e.dtype)
         case Call(fn="cast", args=(a,)):
             return cast(must(box, a), e.dtype), cast(may(box, a), e.dtype)
         case Call(fn="where", args=(c, a, b)):
@@ -144,7 +151,15 @@ def _interval(box: Box, e: Expr) -> Interval | None:
             all_yes, none_yes = must(box, c), call("not", may(box, c))
             low = call("where", all_yes, x[0], call("where", none_yes, y[0], call("min", x[0], y[0])))
             return low, call("where", all_yes, x[1], call("where", none_yes, y[1], call("max", x[1], y[1])))
-        case Call(fn=("exp" | "tanh" | "sigmoid" | "sqrt" | "log" | "floor" | "ceil" | "round" | "trunc") as fn, args=(a,)):
+        case Call(fn=("sqrt" | "log") as fn, args=(a,)):
+            x = interval(box, a)
+            if x is None:
+                return None
+            # Some element may be NaN, which no comparison holds for: then neither does one with these bounds.
+            nan = call("lt", x[0], const(0, x[0].dtype))
+            low, high = (call("where", nan, const(float("nan"), e.dtype), call(fn, end)) for end in x)
+            return low, high
+        case Call(fn=("exp" | "tanh" | "sigmoid" | "floor" | "ceil" | "round" | "trunc") as fn, args=(a,)):
             x = interval(box, a)
             return None if x is None else (call(fn, x[0]), call(fn, x[1]))
         case _:
@@ -162,17 +177,74 @@ def _summary(box: Box, e: Expr) -> Interval | None:
     return None if low is None or high is None else (low, high)
 
 
-def _both(box: Box, a: Expr, b: Expr, combine: object) -> Interval | None:
+def _both(box: Box, e: Call, a: Expr, b: Expr, combine: Combine) -> Interval | None:
     x, y = interval(box, a), interval(box, b)
-    if x is None or y is None:
-        return None
-    return combine(x, y)  # type: ignore[operator]
+    return None if x is None or y is None else _unwrapped(e, combine, x, y)
+
+
+def _magnitude(x: Interval) -> Interval:
+    zero = const(0, x[0].dtype)
+    low = call("max", zero, call("max", x[0], call("neg", x[1])))
+    return low, call("max", call("abs", x[0]), call("abs", x[1]))
+
+
+def _holds(wide: DType, narrow: DType) -> bool:
+    """Whether every integer of `narrow` is one of `wide`."""
+    return _limits(wide)[0] <= _limits(narrow)[0] and _limits(narrow)[1] <= _limits(wide)[1]
+
+
+def _limits(dtype: DType) -> tuple[int, int]:
+    info = np.iinfo(numpy_dtype(dtype))
+    return int(info.min), int(info.max)
+
+
+def _of_positions(e: Expr) -> bool:
+    """Whether an integer is made of positions, sizes and small numbers in a way that stays in its type at lengths that exist."""
+    for x in walk(e):
+        match x:
+            case Load():
+                return False
+            case Const() if is_int(x.dtype) and abs(x.value) >= 2**30:
+                return False
+            case Call(fn="mul", args=args) if x.dtype != "i64" and not any(
+                isinstance(a, Const) and abs(a.value) <= 2**10 for a in args
+            ):
+                return False
+            case Call() if is_int(x.dtype) and x.dtype not in ("i32", "i64"):
+                return False
+            case _:
+                pass
+    return True
+
+
+def _unwrapped(e: Call, combine: Combine, *operands: Interval) -> Interval:
+    """The bounds of `e`, an operation on numbers in `operands`. Integers wrap around: where the bounds leave the type, or could
+    not be computed, nothing is known and they are those of the type. (The difference of segment ids in uint8 wraps at once.)"""
+    exact = combine(*operands)
+    if not is_int(e.dtype) or e.fn in ("max", "min"):
+        return exact
+    least, most = _limits(e.dtype)
+    ends = [cast(x, "i64") for o in operands for x in o]
+    if e.dtype in ("i32", "i64") and _of_positions(e):
+        return exact
+    low, high = combine(*((cast(a, "i64"), cast(b, "i64")) for a, b in operands))
+    fits = call("and", call("ge", low, const(least, "i64")), call("le", high, const(most, "i64")))
+    if any(x.dtype == "i64" for o in operands for x in o):
+        far = const(2**31 if e.fn == "mul" else 2**62, "i64")
+        for x in ends:
+            if isinstance(x, Const):
+                fits = call("and", fits, const(abs(x.value) < far.value, "bool"))
+            else:
+                fits = call("and", fits, call("and", call("le", call("neg", far), x), call("lt", x, far)))
+    bounds = ((low, least), (high, most))
+    known, unknown = ([cast(x, e.dtype) for x, _ in bounds], [const(y, e.dtype) for _, y in bounds])
+    return call("where", fits, known[0], unknown[0]), call("where", fits, known[1], unknown[1])
 
 
 def _affine(box: Box, e: Expr) -> Interval | None:
     axes = tuple(box.low)
     found = affine(e, axes)
-    if found is None or any(isinstance(x, Load) for x in walk(e)):
+    if found is None or any(isinstance(x, Load) or (isinstance(x, Const) and abs(x.value) >= 2**30) for x in walk(e)):
         return None
     low = high = found[1]
     for axis, coefficient in zip(axes, found[0], strict=True):
@@ -184,17 +256,22 @@ def _affine(box: Box, e: Expr) -> Interval | None:
     return low, high
 
 
-def _product(box: Box, a: Expr, b: Expr) -> Interval | None:
+def _product(box: Box, e: Call, a: Expr, b: Expr) -> Interval | None:
     for number, other in ((a, b), (b, a)):
         if isinstance(number, Const):
             x = interval(box, other)
-            if x is None:
-                return None
-            ends = (call("mul", x[0], number), call("mul", x[1], number))
-            return ends if number.value >= 0 else (ends[1], ends[0])
+            return None if x is None else _unwrapped(e, _scaled_by, x, (number, number))
     x, y = interval(box, a), interval(box, b)
-    if x is None or y is None:
-        return None
+    return None if x is None or y is None else _unwrapped(e, _corners, x, y)
+
+
+def _scaled_by(x: Interval, y: Interval) -> Interval:
+    number = y[0]
+    ends = (call("mul", x[0], number), call("mul", x[1], number))
+    return ends if isinstance(number, Const) and number.value >= 0 else (ends[1], ends[0])
+
+
+def _corners(x: Interval, y: Interval) -> Interval:
     corners = [call("mul", p, q) for p in x for q in y]
     low = high = corners[0]
     for c in corners[1:]:
