@@ -99,6 +99,12 @@ class RegionResult:
     unknown: Expr | None = None
     assumes: str = ""
 
+    def refuse(self, reason: str) -> None:
+        """It does not stream after all: what was planned for it is no longer so."""
+        self.status, self.reason = "refused", reason
+        self.executable = self.schedule = self.tiles = self.bytes_streamed = None
+        self.assumes = self.specialised = ""
+
     def dump(self, stage: str) -> str:
         """The region at one of STAGES. ValueError for another stage, for stages that a region that is not streamed never
         reached, and for those of another kind of target."""

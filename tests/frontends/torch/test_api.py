@@ -127,6 +127,16 @@ def test_explain_of_a_gradient(qkv: tuple[Tensor, ...]) -> None:
     assert "torch.no_grad()" in str(report)
 
 
+def test_explain_of_a_refusal_says_nothing_of_a_streaming(qkv: tuple[Tensor, ...]) -> None:
+    def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT
+        return scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf).softmax(-1) @ v
+
+    with torch.enable_grad():
+        report = aicf.explain(masked, *(x.requires_grad_() for x in qkv), options={"fuse": "always"})
+    assert [line.split()[0] for line in str(report).splitlines()[3:]] == ["from", "why", "mask", "memory"]
+
+
 def test_explain_names_graph_breaks(qkv: tuple[Tensor, ...]) -> None:
     def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         first = attention(q, k, v)

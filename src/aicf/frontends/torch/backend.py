@@ -110,7 +110,7 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
         if wants_gradient(traced, inputs):
             for r in report.regions:
                 if r.status == "streamed":
-                    r.status, r.reason, r.executable = "refused", GRADIENT, None
+                    r.refuse(GRADIENT)
             return report, None
         return report, traced if rewrite(traced, reading, report.regions) else None
     except Exception as e:
@@ -125,7 +125,7 @@ def _left(report: GraphReport) -> None:
     """The graph is left to PyTorch: nothing of it streams after all."""
     for r in report.regions:
         if r.status == "streamed":
-            r.status, r.reason, r.executable = "refused", f"the graph could not be rewritten ({report.problem})", None
+            r.refuse(f"the graph could not be rewritten ({report.problem})")
 
 
 def _compiled(gm: Module, inputs: Sequence[Any], options: BackendOptions, report: GraphReport) -> tuple[Module, Reading]:

@@ -79,7 +79,7 @@ def rewrite(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[Region
         try:
             place = _plan(reading, nodes, result, copies=True)
         except CannotPlace as no:
-            result.status, result.reason, result.executable = "refused", str(no), None
+            result.refuse(str(no))
         else:
             placed[_apply(gm, reading, nodes, result, place, new)] = result
     if placed:
