@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, Literal
 
 import numpy as np
@@ -37,8 +38,8 @@ from aicf.runtime.device import DeviceExecutable, gpu_builder
 from aicf.runtime.executable import ArrayRef, Executable, tile_counts
 from aicf.runtime.native import build_native
 from aicf.scalar import BYTES, Const, Expr, integer, is_float, show, variables
-from aicf.schedule.schedule import Schedule, ScheduleError
-from aicf.schedule.target import GpuTarget, Target, named_target
+from aicf.schedule.schedule import Schedule, ScheduleError, partial
+from aicf.schedule.target import TARGETS, CpuTarget, GpuTarget, Target, named_target
 from aicf.semantic import Graph, Location, Node, print_node
 from aicf.streaming.recognise import Recognised
 
@@ -46,6 +47,7 @@ Status = Literal["streamed", "declined", "refused"]
 CPU_STAGES = ("llvm", "asm")
 GPU_STAGES = ("triton", "ptx", "sass", "resources")
 STAGES = ("semantic", "mcir", "kernel", *CPU_STAGES, *GPU_STAGES)
+MAX_THREADS = 4096  # far more than any machine has: a slip of the keyboard must not start a million threads
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Options:
     """How to compile. `fuse`: "auto" lets the cost model decline, "always" streams whatever can be. `target`: a target's name or
     value, this machine when None. `schedule`: decisions to keep, by name. `threads`: workers per kernel (all cores when None).
     `strict`: NaN and infinities under a mask come out as in the source, so that no tile is skipped; else what a mask hides
-    is assumed to be finite."""
+    is assumed to be finite. Raises ValueError, naming the option and what it takes, for a value that it cannot have."""
 
     fuse: Literal["auto", "always"] = "auto"
     target: Target | str | None = None
@@ -62,12 +64,40 @@ class Options:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        if self.fuse not in ("auto", "always"):
+        if not (isinstance(self.fuse, str) and self.fuse in ("auto", "always")):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f'fuse={self.fuse!r}: it is "auto" (let the cost model decide) or "always"')
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads={self.threads}: give at least 1, or None for all cores")
         if not isinstance(self.strict, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"strict={self.strict!r}: it is True or False")
+        object.__setattr__(self, "threads", _checked_threads(self.threads))
+        _checked_target(self.target)
+        _checked_schedule(self.schedule)
+
+
+def _checked_threads(threads: Any) -> int | None:
+    whole = hasattr(threads, "__index__") and not isinstance(threads, bool)
+    if threads is not None and not (whole and 1 <= index(threads) <= MAX_THREADS):
+        raise ValueError(f"threads={threads!r}: give a whole number from 1 to {MAX_THREADS}, or None for PyTorch's own number")
+    return None if threads is None else index(threads)
+
+
+def _checked_target(target: Any) -> None:
+    if isinstance(target, str):
+        try:
+            named_target(target)
+        except KeyError as unknown:
+            raise ValueError(f"target={target!r}: {unknown.args[0]}") from None
+    elif target is not None and not isinstance(target, CpuTarget | GpuTarget):
+        raise ValueError(f"target={target!r}: it is the name of a target (host, {', '.join(TARGETS)}), a Target or None")
+
+
+def _checked_schedule(schedule: Any) -> None:
+    if schedule is not None and not isinstance(schedule, str | Mapping):
+        kind = type(schedule).__name__
+        raise ValueError(f'schedule is a {kind}: give decisions, as "tile_m=128,order=q_major" or {{"tile_m": 128}}, or None')
+    try:
+        Schedule.parse(schedule) if isinstance(schedule, str) else partial(schedule or {})
+    except ScheduleError as wrong:
+        raise ValueError(f"schedule={schedule!r}: {wrong}") from None
 
 
 @dataclass
@@ -205,7 +235,8 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     try:
         decision = decide(found, program, options.target, options.schedule, options.threads, hints, tuned.find)
     except ScheduleError as no:  # no tile fits this machine, or the schedule asked for does not
-        result.reason = str(no)
+        given = "the schedule that was given cannot be used here: " if options.schedule else ""
+        result.reason = given + str(no)
         return result
     result.schedule, result.decision = decision.schedule, decision
     if options.fuse == "auto" and not decision.fuse:

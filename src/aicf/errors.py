@@ -7,7 +7,8 @@ from typing import Any
 
 
 class NotStreamed(RuntimeError):
-    """`require="streamed"` was not met. `.regions`: (place, name, status, reason) of each attention that does not stream."""
+    """`require="streamed"` was not met. `.regions`: (place, name, status, reason) of each attention that does not stream;
+    `.problem`: what is wrong beside them, or what kept any attention from being seen."""
 
     def __init__(self, regions: Sequence[tuple[Any, str, str, str]], problem: str = "") -> None:
         self.regions = list(regions)
@@ -17,5 +18,5 @@ class NotStreamed(RuntimeError):
         for place, name, status, reason in self.regions:
             lines.append(f"  {name} ({place or 'unknown place'}) {status}: {reason}")
         if problem:
-            lines.append(f"the graph could not be taken as a whole: {problem}")
+            lines.append(problem)
         super().__init__("\n".join(lines))

@@ -37,7 +37,7 @@ def test_a_part_can_be_given_as_text():
         ("tile_m=-4", "tile_m=-4: it is a whole number of at least 1"),
         ("tile_m=many", "tile_m=many: it is a whole number of at least 1"),
         ("tile_n=6.5", "tile_n=6.5: it is a whole number of at least 1"),
-        ("order=k_major", "order 'k_major': it is one of q_major, kv_major"),
+        ("order=k_major", "order='k_major': it is one of q_major, kv_major"),
         ("tiles=4", "a schedule has no 'tiles'; what can be given: tile_m, tile_n"),
         ("residency.Q=shared", "residency of 'Q': the values are Q_tile, K_tile"),
         ("residency.Q_tile=cache", "residency.Q_tile=cache: it is one of global, shared, register"),

@@ -89,7 +89,9 @@ class Schedule:
         for part in filter(None, (p.strip() for p in text.split(","))):
             name, equals, value = (x.strip() for x in part.partition("="))
             if not equals or not value:
-                raise ScheduleError(f"`{part}`: write name=value, for example tile_m=128")
+                raise ScheduleError(f"`{part}`: write name=value, for example tile_m=128 ({_NAMES})")
+            if name in given:
+                raise ScheduleError(f"{name} is given twice")
             given[name] = value
         return partial(given)
 
@@ -108,49 +110,70 @@ class Schedule:
 
 _COUNTS = ("tile_m", "tile_n", "tile_k", "rows", "kv_split", "stages", "warps", "threads")
 _GIVEN = (*_COUNTS, "order", "residency")
+_NAMES = f"what can be given: {', '.join(_GIVEN)}, residency.<value>"
 
 
 def partial(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The decisions in `given`, checked one by one: counts as numbers or text, `order`, `residency` (a mapping, or names
-    `residency.K_tile`). Raises ScheduleError, naming what is possible."""
+    """The decisions in `given`, checked: counts as numbers or text, `order`, `residency` (a mapping, or names
+    `residency.K_tile`), and that they can be together. Raises ScheduleError, naming what is possible."""
     made: dict[str, Any] = {}
     places: dict[str, Space] = {}
     for name, value in given.items():
         if name in _COUNTS:
             made[name] = _count(name, value)
         elif name == "order":
-            if value not in ORDERS:
-                raise ScheduleError(f"order {value!r}: it is one of {', '.join(ORDERS)}")
+            if not (isinstance(value, str) and value in ORDERS):
+                raise ScheduleError(f"order={value!r}: it is one of {', '.join(ORDERS)}")
             made[name] = value
         elif name == "residency" and isinstance(value, Mapping):
             for key, space in cast("Mapping[str, str]", value).items():
                 places[key] = _place(key, space)
-        elif name.startswith("residency."):
+        elif name == "residency":
+            raise ScheduleError(f"residency={value!r}: write a mapping, for example {{'K_tile': 'shared'}}")
+        elif isinstance(name, str) and name.startswith("residency."):  # pyright: ignore[reportUnnecessaryIsInstance]
             key = name.removeprefix("residency.")
-            places[key] = _place(key, str(value))
+            places[key] = _place(key, value)
         else:
-            raise ScheduleError(f"a schedule has no {name!r}; what can be given: {', '.join(_GIVEN)}, residency.<value>")
+            raise ScheduleError(f"a schedule has no {name!r}; {_NAMES}")
     if places:
         made["residency"] = places
+    problems = _together(made)
+    if problems:
+        raise ScheduleError("; ".join(problems))
     return made
 
 
 def _count(name: str, value: Any) -> int:
     try:
         number = int(value)
-    except (TypeError, ValueError):
-        raise ScheduleError(f"{name}={value}: it is a whole number of at least 1") from None
-    if number < 1 or number != float(value):
-        raise ScheduleError(f"{name}={value}: it is a whole number of at least 1")
+        whole = number == float(value) and not isinstance(value, bool)
+    except (TypeError, ValueError, OverflowError):
+        whole, number = False, 0
+    if not whole or number < 1:
+        said = value if isinstance(value, str) else repr(value)
+        raise ScheduleError(f"{name}={said}: it is a whole number of at least 1")
     return number
 
 
-def _place(value: str, space: str) -> Space:
-    if value not in VALUES:
+def _place(value: Any, space: Any) -> Space:
+    if not (isinstance(value, str) and value in VALUES):
         raise ScheduleError(f"residency of {value!r}: the values are {', '.join(VALUES)}")
-    if space not in SPACES:
+    if not (isinstance(space, str) and space in SPACES):
         raise ScheduleError(f"residency.{value}={space}: it is one of {', '.join(SPACES)}")
     return cast("Space", space)
+
+
+def _together(given: Mapping[str, Any]) -> list[str]:
+    """What cannot be together in the decisions `given`, whatever the others are."""
+    problems: list[str] = []
+    if "rows" in given and given["rows"] > given.get("tile_m", given["rows"]):
+        problems.append(f"rows {given['rows']} is more than tile_m {given['tile_m']}: a register block lies inside a tile")
+    if given.get("order") == "kv_major" and given.get("kv_split", 1) > 1:
+        split = given["kv_split"]
+        problems.append(f"kv_split {split} under kv_major: the outer loop walks the keys already, so give kv_split=1")
+    if given.get("residency", {}).get("score_frag") == "global":
+        problems.append("score_frag in global memory: the score matrix would be stored, which streaming is there to avoid")
+    return problems
 
 
 def check(schedule: Schedule) -> list[str]:
@@ -159,20 +182,15 @@ def check(schedule: Schedule) -> list[str]:
     for name in _COUNTS:
         if getattr(s, name) < 1:
             problems.append(f"{name} is {getattr(s, name)}, it must be at least 1")
-    if s.rows > s.tile_m:
-        problems.append(f"rows {s.rows} is more than tile_m {s.tile_m}: a register block lies inside a tile")
     if s.order not in ORDERS:
         problems.append(f"order {s.order!r} is none of {', '.join(ORDERS)}")
-    if s.order == "kv_major" and s.kv_split > 1:
-        problems.append(f"kv_split {s.kv_split} under kv_major: the outer loop walks the keys already, so give kv_split=1")
+    problems += _together({**decisions(s), "residency": dict(s.residency)})
     missing = [v for v in VALUES if v not in dict(s.residency)]
     if missing:
         problems.append(f"residency does not say where {', '.join(missing)} lives")
     problems += [
         f"{v} in {space!r} memory, which is none of {', '.join(SPACES)}" for v, space in s.residency if space not in SPACES
     ]
-    if dict(s.residency).get("score_frag") == "global":
-        problems.append("score_frag in global memory: the score matrix would be stored, which streaming is there to avoid")
     problems += [
         f"loop {loop} runs per {unit!r}, which is none of {', '.join(UNITS)}" for loop, unit in s.mapping if unit not in UNITS
     ]

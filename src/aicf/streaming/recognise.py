@@ -337,8 +337,11 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
         return Refused(c.node, _mixing(c), c.node if c.elsewhere else c.blocked[0])
     if not c.softmax_like and _weight(context, c.values):
         return None  # said before anything is pulled: through residual sums and norms a linear layer reaches all layers below it
-    if any(isinstance(d, Const) and d.value == 0 for n in (c.node, *c.node.inputs) for d in n.type.shape):
-        return Refused(c.node, "a tensor has no elements, so there is nothing to stream", None) if c.softmax_like else None
+    read = (*(x for a in c.atoms for x in a.inputs), *c.node.inputs, c.node)
+    none = next((n for n in read if any(isinstance(d, Const) and d.value == 0 for d in n.type.shape)), None)
+    if none is not None:
+        why = f"{none.name} {_tensor(none)} has no elements, so there is nothing to stream"
+        return Refused(c.node, why, None) if c.softmax_like else None
     policy = _Pull(context, c)
     target, at = _extended(context, policy, c)
     if not context.anchor(target):

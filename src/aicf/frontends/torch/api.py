@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 
 from aicf.errors import NotStreamed
@@ -50,11 +48,7 @@ def compile(
         "strict": strict,
     }
     backend_options(options)
-    compiled: Any = torch.compile(fn_or_module, backend="aicf", options=options)
-    if isinstance(compiled, torch.nn.Module):
-        compiled.forward = _plain_errors(compiled.forward)
-        return compiled
-    return _plain_errors(compiled)
+    return torch.compile(fn_or_module, backend="aicf", options=options)
 
 
 def explain(fn_or_module: Any, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any) -> Report:
@@ -69,16 +63,16 @@ def explain(fn_or_module: Any, *args: Any, options: Mapping[str, Any] | None = N
     if meant:
         said = ", ".join(f"{name!r}: {kwargs[name]!r}" for name in sorted(meant))
         raise TypeError(f"aicf.explain gives its keyword arguments to the call; options are given as options={{{said}}}")
+    backend_options(options)
     chosen = dict(options or {})
     for name in ("rest", "report"):
         if name in chosen:
             raise ValueError(f"option {name} makes no sense for an explanation, which runs nothing but the call itself")
-    backend_options(chosen)
     try:
         return explained(fn_or_module, chosen, *args, **kwargs)
-    except Exception as e:
-        if isinstance(e, BackendCompilerFailed) and isinstance(e.inner_exception, NotStreamed):
-            raise e.inner_exception from None
+    except NotStreamed:
+        raise
+    except Exception:
         # Dynamo wraps the call's own mistakes in pages of advice; a dry run tells them plainly.
         error = call_error(fn_or_module, args, kwargs)
         if error is None:
@@ -113,18 +107,3 @@ def _first_line(reason: str) -> str:
 def _callable(x: Any, where: str) -> None:
     if not callable(x):
         raise TypeError(f"{where} takes a function or a torch.nn.Module, got {type(x).__name__}: {x!r}")
-
-
-def _plain_errors(call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, with NotStreamed as itself and not wrapped in Dynamo's own error."""
-
-    @functools.wraps(call)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return call(*args, **kwargs)
-        except BackendCompilerFailed as e:
-            if isinstance(e.inner_exception, NotStreamed):
-                raise e.inner_exception from None
-            raise
-
-    return run

@@ -9,12 +9,13 @@ and the reason is kept.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import operator
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -30,6 +31,7 @@ from aicf.report import GraphReport
 from aicf.scalar import variables
 
 from .devices import for_device
+from .raised import as_it_is
 from .reader import Reading, read
 from .region_op import REGION, run_region
 from .retrace import retrace
@@ -58,27 +60,39 @@ class BackendOptions:
 
 def backend_options(options: Mapping[str, Any] | None) -> BackendOptions:
     """`options` of torch.compile, checked. Raises ValueError naming the option and what it takes."""
+    if options is not None and not isinstance(options, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f'options={options!r}: give them by name, as options={{"fuse": "always"}}')
     given = dict(options or {})
-    require, rest, report = given.pop("require", None), given.pop("rest", "auto"), given.pop("report", None)
-    if require not in (None, "streamed"):
-        raise ValueError(f'require={require!r}: it is None or "streamed" (raise NotStreamed when an attention does not stream)')
-    if rest not in ("auto", "inductor", "eager", "explain"):
-        raise ValueError(f'rest={rest!r}: it is "auto", "inductor" or "eager"')
-    unknown = set(given) - OPTIONS
+    require: Any = given.pop("require", None)
+    rest: Any = given.pop("rest", "auto")
+    report: Any = given.pop("report", None)
+    called: object = report
+    unknown = [name for name in given if name not in OPTIONS]
     if unknown:
-        raise ValueError(f"unknown option {', '.join(sorted(unknown))}: the options are {', '.join(sorted(OPTIONS))}")
-    if given.get("threads") is None:
-        given["threads"] = torch.get_num_threads()
-    return BackendOptions(Options(**given), require, rest, report)
+        said = ", ".join(map(str, unknown))
+        raise ValueError(f"unknown option {said}: the options are {', '.join(sorted(OPTIONS))}")
+    if not (require is None or (isinstance(require, str) and require == "streamed")):
+        raise ValueError(f'require={require!r}: it is None or "streamed" (raise NotStreamed when an attention does not stream)')
+    if not (isinstance(rest, str) and rest in ("auto", "inductor", "eager", "explain")):
+        raise ValueError(f'rest={rest!r}: it is "auto", "inductor" or "eager"')
+    if not (called is None or callable(called)):
+        raise ValueError(f"report={report!r}: it is a function that is called with a GraphReport, or None")
+    driver = Options(**given)
+    if driver.threads is None:
+        driver = replace(driver, threads=torch.get_num_threads())
+    return BackendOptions(driver, require, rest, report)
 
 
 def aicf_backend(
     gm: Module, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
     """Compiles one graph of Dynamo's. Raises ValueError for bad options, NotStreamed when `require="streamed"` is not met."""
-    if mode not in (None, "default"):
-        raise ValueError(f"mode={mode!r}: the aicf backend has no modes; use options={{...}}")
-    chosen = backend_options(options)
+    try:
+        if mode not in (None, "default"):
+            raise ValueError(f"mode={mode!r}: the aicf backend has no modes; use options={{...}}")
+        chosen = backend_options(options)
+    except ValueError as e:
+        raise as_it_is(e, inspect.currentframe()) from None
     began = time.perf_counter()
     report, rewritten = streamed_module(gm, example_inputs, chosen)
     report.seconds = time.perf_counter() - began
@@ -95,7 +109,9 @@ def aicf_backend(
 def _require(options: BackendOptions, report: GraphReport) -> None:
     missing = [r for r in report.regions if r.status != "streamed"]
     if options.require == "streamed" and (missing or report.problem):
-        raise NotStreamed([(r.source, r.name, r.status, r.reason) for r in missing], report.problem)
+        said = f"the graph could not be taken as a whole: {report.problem}" if report.problem else ""
+        error = NotStreamed([(r.source, r.name, r.status, r.reason) for r in missing], said)
+        raise as_it_is(error, inspect.currentframe())
 
 
 def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) -> tuple[GraphReport, Module | None]:

@@ -206,7 +206,7 @@ def attention(c: Context, q: Node, k: Node, v: Node, mask: Node | None, causal: 
 def _root(c: Context, width: Expr, dtype: DType) -> Node:
     """1 / sqrt(width)."""
     if isinstance(width, Const):
-        return c.number(1 / math.sqrt(float(width.value)), dtype)
+        return c.number(1 / math.sqrt(float(width.value)) if width.value else math.inf, dtype)
     return c.b.scalar(cast(call("rsqrt", cast(width, "f64")), dtype))
 
 
