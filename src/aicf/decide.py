@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from aicf.mcir.passes.streaming_lowering import tiling
-from aicf.scalar import BYTES, Call, Const, Expr, Load, Var, evaluate, integer, variables, walk
+from aicf.scalar import BYTES, Call, Const, Expr, Load, Var, evaluate, integer, is_float, variables, walk
 from aicf.schedule.cost import choose, should_fuse
 from aicf.schedule.problem import Problem
 from aicf.schedule.schedule import Schedule
@@ -23,6 +23,8 @@ ASSUMED = 1024  # the value of a size symbol of which nothing is known
 # What is hidden by a mask that compares tensors of the rows with tensors of the keys (documents), of which nothing is known: most
 # of the scores, a run of keys left for each row. Large tiles cost a dense mask a few percent less, such a mask half again.
 ASSUMED_SKIPPED, ASSUMED_EDGES = 0.75, 2
+# What a mask hides of which a tensor holds every pair, and nothing is known: as much as a causal one.
+DENSE_SKIPPED, DENSE_EDGES = 0.5, 1
 EXPONENTIALS = ("exp", "exp2", "expm1", "tanh", "sigmoid", "softplus", "erf", "log", "pow", "sin", "cos")
 
 
@@ -66,7 +68,7 @@ def decide(
     workers = threads or getattr(machine, "cores", 1)
     problem = problem_of(found, program, workers, hints)
     # What is only assumed to be skipped chooses tiles, but is no reason to stream. On a GPU small tiles cost much more.
-    sure = replace(problem, skipped=0.0, edges=0, ended=0) if _compares_tensors(found, program) else problem
+    sure = replace(problem, skipped=0.0, edges=0, ended=0) if _assumed(found, program) else problem
     problem = problem if isinstance(machine, CpuTarget) else sure
     meaning = meaning_of(found, program)
     best = None if fixed else measured(problem, machine, meaning)
@@ -108,6 +110,7 @@ def problem_of(found: Recognised, program: StreamProgram, threads: int, hints: M
         own = max(1, number(product(found.loads[shared.tensor].type.shape)) // (keys * widths[0]))
     skipped, edges = _skipped(found, program, rows, keys, dict(hints))
     bodies = [*(b.body for b in program.bases), *(s.weight for s in program.sums)]
+    tiled = tiling(found, program, 32, 32)
     calls = {x for e in bodies for x in walk(e) if isinstance(x, Call)}
     per_score = [x for x in calls if variables(x) & {*program.atoms, found.stream}]
     return Problem(
@@ -118,7 +121,7 @@ def problem_of(found: Recognised, program: StreamProgram, threads: int, hints: M
         score_loads=_loads(bodies, lambda v: {found.row, found.stream} <= v),
         key_loads=_loads(bodies, lambda v: found.stream in v and found.row not in v),
         score_ops=float(max(0, sum(1 for x in per_score if x.fn not in EXPONENTIALS and x.dtype != "i64") - 2)),
-        skipped=skipped, edges=edges, ended=min(edges, len(tiling(found, program, 32, 32).high)),
+        skipped=skipped, edges=edges, ended=min(edges, len(tiled.high)), retried=tiled.fill is not None,
         states=max(1, len(program.bases) + sum(1 for s in program.sums if not s.payload)), threads=threads,
     )  # fmt: skip
 
@@ -131,13 +134,13 @@ def _loads(bodies: Iterable[Expr], wanted: Callable[[frozenset[Var]], bool]) -> 
 
 def _skipped(found: Recognised, program: StreamProgram, rows: int, keys: int, hints: dict[str, int]) -> tuple[float, int]:
     """The share of scores in provably empty tiles were tiles small, and the number of edges that make larger tiles compute more:
-    a line through the shares at two tile lengths. When emptiness depends on tensors: (0, 0), or what is assumed of those that
-    compare rows with keys."""
+    a line through the shares at two tile lengths. When emptiness depends on tensors: (0, 0), or what is assumed of them."""
     short, long = 32, 128
     if min(rows, keys) < 2 * short:
         return 0.0, 0
-    if _compares_tensors(found, program):
-        return ASSUMED_SKIPPED, ASSUMED_EDGES
+    assumed = _assumed(found, program)
+    if assumed is not None:
+        return assumed
     shares = [_empty_share(found, program, n, rows, keys, hints) for n in (short, long)]
     if shares[0] is None or shares[1] is None:
         return 0.0, 0
@@ -145,10 +148,16 @@ def _skipped(found: Recognised, program: StreamProgram, rows: int, keys: int, hi
     return min(0.999, shares[0] + edges * short / keys), edges
 
 
-def _compares_tensors(found: Recognised, program: StreamProgram) -> bool:
-    """Whether the mask's empty tiles follow from tensors that say something of the rows."""
-    reads = [x for x in walk(tiling(found, program, 32, 32).empty) if isinstance(x, Load)]
-    return any(found.row.name + "0" in {v.name for i in x.index for v in variables(i)} for x in reads)
+def _assumed(found: Recognised, program: StreamProgram) -> tuple[float, int] | None:
+    """What is assumed to be skipped, and its edges, where the mask's empty tiles follow from tensors that say something of the
+    rows; None where they do not. Numbers that are added to every score are seldom a mask: nothing is assumed of them."""
+    tiled = tiling(found, program, 32, 32)
+    read = {x.tensor for x in walk(tiled.empty) if isinstance(x, Load)}
+    of_rows = [r for r in tiled.summaries if r.param in read and found.row in r.axes]
+    if any(len(r.axes) == 1 for r in of_rows):
+        return ASSUMED_SKIPPED, ASSUMED_EDGES
+    masks = [r for r in of_rows if not all(is_float(x.dtype) for x in walk(r.value) if isinstance(x, Load))]
+    return (DENSE_SKIPPED, DENSE_EDGES) if masks else None
 
 
 def _empty_share(

@@ -327,7 +327,7 @@ def _static_tiles(executable: Executable, hints: Mapping[str, int]) -> dict[str,
         return None
     try:
         return tile_counts(kernel, executable.sizes(hints), {})
-    except KeyError:
+    except (KeyError, ValueError):
         return None
 
 

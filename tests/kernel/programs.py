@@ -30,7 +30,7 @@ from aicf.kernel import (
     TensorParam,
     Tile,
 )
-from aicf.scalar import DType, Expr, Var, call, const, index, load, size, var
+from aicf.scalar import DType, Expr, Var, call, cast, const, index, load, size, var
 from tests.contract import assert_contract
 
 b, h, i, j, c, d, e = (index(x) for x in "bhijcde")
@@ -262,10 +262,10 @@ def documents(tile_m: int = 20, tile_n: int = 16, rows: int = 6) -> Kernel:
     )
     own_q, own_k = load("qdoc", (b, i), "i64"), load("kdoc", (b, j), "i64")
     summaries = (
-        Summary("qlow", "min", "i", (Loop(b, B),), own_q),
-        Summary("qhigh", "max", "i", (Loop(b, B),), own_q),
-        Summary("klow", "min", "j", (Loop(b, B),), own_k),
-        Summary("khigh", "max", "j", (Loop(b, B),), own_k),
+        Summary("qlow", "min", ("i",), (Loop(b, B),), own_q),
+        Summary("qhigh", "max", ("i",), (Loop(b, B),), own_q),
+        Summary("klow", "min", ("j",), (Loop(b, B),), own_k),
+        Summary("khigh", "max", ("j",), (Loop(b, B),), own_k),
     )
     at_q = (b, call("floordiv", i0, size(tile_m)))
     at_k = (b, call("floordiv", j0, size(tile_n)))
@@ -283,6 +283,40 @@ def documents(tile_m: int = 20, tile_n: int = 16, rows: int = 6) -> Kernel:
     )
     body = Parallel(items(i0, tile_m), (LOAD_Q, *start(), Stream("j", size(0), M, phases), STORE))
     return Kernel("documents", (*params(8, 12), *extra), ("B", "H", "N", "M"), (), ax, (body,), summaries)
+
+
+def dense_mask(tile_m: int = 20, tile_n: int = 16, rows: int = 6) -> Kernel:
+    """A tensor says of every pair whether it counts, for each item of the batch. Each of its tiles says whether it is empty or
+    full."""
+    ax = axes(8, 12, tile_m, tile_n)
+    i0, j0 = ax[0].origin, ax[1].origin
+
+    def tiles(extent: Expr, length: int) -> Expr:
+        return call("floordiv", call("add", extent, size(length - 1)), size(length))
+
+    counts = (B, tiles(N, tile_m), tiles(M, tile_n))
+    extra = (TensorParam("keep", "bool", (B, N, M)), *(TensorParam(x, "i32", counts, "scratch") for x in ("some", "every")))
+    own = load("keep", (b, i, j), "bool")
+    one = cast(own, "i32")
+    outer = (Loop(b, B),)
+    summaries = (Summary("some", "max", ("i", "j"), outer, one), Summary("every", "min", ("i", "j"), outer, one))
+    at = (b, call("floordiv", i0, size(tile_m)), call("floordiv", j0, size(tile_n)))
+    empty = call("eq", load("some", at, "i32"), const(0, "i32"))
+    full = call("and", call("le", call("add", j0, size(tile_n)), M), call("ne", load("every", at, "i32"), const(0, "i32")))
+    masked = call("where", own, scaled(0.5), NEG)
+    phases = (
+        Phase("empty", empty, False, ()),
+        Phase("full", full, True, (*load_kv(), update(scaled(0.5), rows))),
+        Phase("partial", TRUE, False, (*load_kv(), update(masked, rows))),
+    )
+    body = Parallel(items(i0, tile_m), (LOAD_Q, *start(), Stream("j", size(0), M, phases), STORE))
+    return Kernel("dense_mask", (*params(8, 12), *extra), ("B", "H", "N", "M"), (), ax, (body,), summaries)
+
+
+def kept_pairs(n: int, m: int) -> Any:
+    """bool [2, n, m] with empty, full and partial tiles, and a key for every row."""
+    rows, keys = np.arange(n)[:, None], np.arange(m)
+    return np.stack([(rows // 40 == keys // 40) | (keys == 0), (rows + keys) % 50 < 45])
 
 
 # ------------------------------------------------------------------------------------------------ plain computation

@@ -218,6 +218,20 @@ def test_document_mask_skips_tiles_by_summaries():
     assert min(expected.values()) > 0
 
 
+def test_dense_mask_skips_the_tiles_that_hold_nothing():
+    keep = programs.kept_pairs(72, 72)
+    score = lambda s: np.where(keep[:, None], s * s.dtype.type(0.5), -np.inf)  # noqa: E731
+    trace = standard(programs.dense_mask(), score, {"keep": keep}, n=72, m=72)
+    expected = {"empty": 0, "full": 0, "partial": 0}
+    for one in keep:
+        for i0 in range(0, 72, 20):
+            for j0 in range(0, 72, 16):
+                tile = one[i0 : i0 + 20, j0 : j0 + 16]
+                expected["full" if tile.all() and tile.shape[1] == 16 else "partial" if tile.any() else "empty"] += 3
+    assert {name: trace.phases["j", name] for name in expected} == expected
+    assert min(expected.values()) > 0
+
+
 # ------------------------------------------------------------------------------------------------ what the counts show
 
 

@@ -23,6 +23,7 @@ PROGRAMS = {
     "split_kv": programs.split_kv(3, 4, 4, 3),
     "finite_fill": programs.finite_fill(4, 4, 3),
     "documents": programs.documents(4, 4, 3),
+    "dense_mask": programs.dense_mask(4, 4, 3),
     "paged": programs.paged(),
 }
 

@@ -46,6 +46,7 @@ PROGRAMS: list[Callable[[], Kernel]] = [
     programs.split_kv,
     programs.finite_fill,
     programs.documents,
+    programs.dense_mask,
 ]
 
 
@@ -259,12 +260,12 @@ WRONG: list[tuple[str, Kernel, str]] = [
     ("parameter twice", replace(frame(ZEROED, PUT), sizes=("N", "M", "N")), "parameter N: declared twice"),
     (
         "summary without parameter",
-        replace(frame(ZEROED, PUT), summaries=(Summary("X", "max", "j", (), load("T", (j,), "i64")),)),
+        replace(frame(ZEROED, PUT), summaries=(Summary("X", "max", ("j",), (), load("T", (j,), "i64")),)),
         "summary X: X is not declared as a scratch tensor",
     ),
     (
         "summary of the wrong type",
-        replace(frame(ZEROED, PUT), summaries=(Summary("W", "max", "j", (), load("T", (j,), "i64")),)),
+        replace(frame(ZEROED, PUT), summaries=(Summary("W", "max", ("j",), (), load("T", (j,), "i64")),)),
         "summary W: the value is i64, W is f32",
     ),
 ]

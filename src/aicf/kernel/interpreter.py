@@ -411,21 +411,19 @@ class _Machine:
 
     def summarise(self, s: Summary) -> None:
         """Fill a summary's parameter: all outer positions at once, then a reduction per tile."""
-        axis = self.kernel.axis(s.axis)
-        extent = integer(axis.extent, self.env)
-        rank = len(s.outer)
+        axes = [self.kernel.axis(a) for a in s.axes]
+        walked = [(v.var.name, np.arange(0, integer(v.extent, self.env), v.step)) for v in s.outer]
+        walked += [(a.name, np.arange(integer(a.extent, self.env))) for a in axes]
         env = dict(self.env)
-        shape: list[int] = []
-        for d, v in enumerate(s.outer):
-            positions = np.arange(0, integer(v.extent, self.env), v.step)
-            env[v.var.name] = np.expand_dims(positions, tuple(k for k in range(rank + 1) if k != d))
-            shape.append(len(positions))
-        env[axis.name] = np.expand_dims(np.arange(extent), tuple(range(rank)))
-        value = np.broadcast_to(evaluate(s.value, env, self.tensors, double=self.double, read=self.element), [*shape, extent])
+        for d, (name, positions) in enumerate(walked):
+            env[name] = np.expand_dims(positions, tuple(k for k in range(len(walked)) if k != d))
+        shape = [len(positions) for _, positions in walked]
+        found = np.broadcast_to(evaluate(s.value, env, self.tensors, double=self.double, read=self.element), shape)
         param = self.tensors[s.param]
         dtype = self.kernel.tensor(s.param).dtype
-        if extent:
-            found = _REDUCE[s.op].reduceat(value, np.arange(0, extent, axis.tile), axis=-1)
+        if found.size:
+            for d, axis in enumerate(axes, len(s.outer)):
+                found = _REDUCE[s.op].reduceat(found, np.arange(0, shape[d], axis.tile), axis=d)
             param[...] = round_to(found, _stored(dtype, self.double))
         self.trace.written[s.param] += param.size * BYTES[dtype]
 

@@ -234,12 +234,14 @@ Stmt: TypeAlias = Fill | LoadTile | Map | Reduce | Contract | StoreTile | Rows |
 
 @dataclass(frozen=True)
 class Summary:
-    """A per-tile extreme of a per-position value, computed before the items run: param[outer…, t] = op over the positions p of
-    tile t of `axis` of `value` (an expression of `outer` variables and the axis' position). O(positions) work and memory."""
+    """A per-tile extreme of a per-position value, computed before the items run: param[outer…, t…] = op over the positions of
+    tile t of `axes` of `value` (an expression of `outer` variables and the axes' positions). One axis: O(positions) work and
+    memory. Two axes, for a condition as a number that a tensor holds for every pair of positions: one number per tile, and no
+    more of the tile is read than it takes to know it."""
 
     param: str
     op: Literal["min", "max"]
-    axis: str
+    axes: tuple[str, ...]
     outer: tuple[Loop, ...]
     value: Expr
 

@@ -35,7 +35,8 @@ def print_kernel(kernel: Kernel) -> str:
     out += [f"  axis    {a.name} < {show(a.extent)} tile {a.tile}" for a in kernel.axes]
     for s in kernel.summaries:
         outer = "".join(f"{v.var.name}, " for v in s.outer)
-        out.append(f"  summary {s.param}[{outer}{s.axis} tile] = {s.op} over {s.axis} of {show(s.value)}")
+        tiles = ", ".join(f"{a} tile" for a in s.axes)
+        out.append(f"  summary {s.param}[{outer}{tiles}] = {s.op} over {', '.join(s.axes)} of {show(s.value)}")
     out += _body(kernel, kernel.body, 1)
     return "\n".join(out) + "\n"
 

@@ -126,13 +126,18 @@ class _Verifier:
         param = self.tensors.get(s.param)
         if param is None or param.role != "scratch":
             self.problem(s, f"{s.param} is not declared as a scratch tensor")
-        elif len(param.shape) != len(s.outer) + 1:
-            self.problem(s, f"{s.param} has rank {len(param.shape)}, but there are {len(s.outer)} outer variables and the tile")
+        elif len(param.shape) != len(s.outer) + len(s.axes):
+            count = f"{len(s.outer)} outer variables and {len(s.axes)} axes"
+            self.problem(s, f"{s.param} has rank {len(param.shape)}, but there are {count}")
         elif param.dtype != s.value.dtype:
             self.problem(s, f"the value is {s.value.dtype}, {s.param} is {param.dtype}")
-        if s.axis not in self.axes:
-            self.problem(s, f"there is no axis {s.axis}")
-        inner: dict[str, DType] = {**bound, s.axis: "i64"}
+        if not 1 <= len(s.axes) <= 2:
+            self.problem(s, f"it has {len(s.axes)} axes, a summary has one or two")
+        inner: dict[str, DType] = dict(bound)
+        for a in s.axes:
+            if a not in self.axes:
+                self.problem(s, f"there is no axis {a}")
+            inner[a] = "i64"
         for v in s.outer:
             self.names(s, v.extent, bound)
             inner[v.var.name] = v.var.dtype

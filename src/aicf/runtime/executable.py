@@ -7,6 +7,7 @@ batches, heads and strides are arguments. A layout seen for the first time build
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from aicf.kernel import Kernel, Parallel, Stream, Summary, statements
+from aicf.kernel import Kernel, Parallel, Phase, Stream, Summary, statements
 from aicf.kernel.lowering import Binding, lower_to_kernel
 from aicf.mcir import Region
 from aicf.scalar import BYTES, evaluate, integer, numpy_dtype, variables
 from aicf.schedule.schedule import Schedule
+
+MOST_COUNTED = 1 << 24  # tiles that differ
 
 
 class ArrayRef(NamedTuple):
@@ -198,45 +201,63 @@ def tile_counts(kernel: Kernel, sizes: Mapping[str, int], tensors: Mapping[str, 
     """How many tiles of a call are empty, partial and full, by evaluating the kernel's own phase conditions over the grid of
     tiles.
 
-    `sizes`: kernel sizes; `tensors`: arrays by kernel name, needed when the mask reads per-token tensors.
+    `sizes`: kernel sizes; `tensors`: arrays by kernel name, needed when the mask reads tensors. Raises ValueError when there are
+    too many tiles to look at.
     """
     (item,) = [s for s in kernel.body if isinstance(s, Parallel)][:1]
-    stream = next(s for s in statements(item.body) if isinstance(s, Stream))
+    streams = [s for s in statements(item.body) if isinstance(s, Stream)]
+    # Key-major: the stream over keys with one over rows inside; the others only lay out states. Query-major: there is one.
+    stream = next((s for s in streams if any(_inside(p) for p in s.phases)), streams[0])
+    walked = [stream, *(s for p in stream.phases[:1] for s in (_inside(p),) if s is not None)]
     arrays = dict(tensors)
     for s in kernel.summaries:
         arrays[s.param] = _summary(kernel, s, sizes, arrays)
-    loops = [(v.var.name, integer(v.extent, sizes), v.step) for v in item.loops]
-    step = kernel.axis(stream.axis).tile
-    keys = integer(kernel.axis(stream.axis).extent, sizes)
-    grid = np.meshgrid(*(np.arange(0, n, by) for _, n, by in loops), np.arange(0, keys, step), indexing="ij", sparse=True)
-    names = [*(name for name, _, _ in loops), stream.axis + "0"]
-    env: dict[str, Any] = {
-        **{k: np.int64(v) for k, v in sizes.items()},
-        **dict(zip(names, grid, strict=True)),
-        "skipping": np.int64(1),
-    }
-    shape = np.broadcast_shapes(*(g.shape for g in grid))
-    left = np.ones(shape, dtype=bool)
-    low, high = (np.broadcast_to(evaluate(e, env, arrays), shape) for e in (stream.lo, stream.hi))
-    origin = np.broadcast_to(grid[-1], shape)
+    loops = {v.var.name: np.arange(0, integer(v.extent, sizes), v.step) for v in item.loops}
+    for axis in (kernel.axis(s.axis) for s in walked):
+        loops[axis.name + "0"] = np.arange(0, integer(axis.extent, sizes), axis.tile)
+    # Items that no condition tells apart are counted once.
+    told = {v.name for s in walked for e in (s.lo, s.hi, *(p.when for p in s.phases)) for v in variables(e)}
+    alike = math.prod(len(at) for name, at in loops.items() if name not in told and name != stream.axis + "0")
+    loops = {name: at for name, at in loops.items() if name in told or name == stream.axis + "0"}
+    shape = [len(at) for at in loops.values()]
+    if math.prod(shape) > MOST_COUNTED:
+        raise ValueError(f"{math.prod(shape)} tiles are more than are counted ({MOST_COUNTED})")
+    env: dict[str, Any] = {k: np.int64(v) for k, v in sizes.items()} | {"skipping": np.int64(1)}
+    env |= dict(zip(loops, np.meshgrid(*loops.values(), indexing="ij", sparse=True), strict=True))
     counts = {"empty": 0, "partial": 0, "full": 0}
-    outside = (origin < low) | (origin >= high)
-    counts["empty"] += int(outside.sum())
-    left &= ~outside
-    for phase in stream.phases:
-        holds = np.broadcast_to(evaluate(phase.when, env, arrays), shape) & left
-        counts[phase.name] += int(holds.sum())
-        left &= ~holds
-    return counts
+
+    def walk_phases(s: Stream, left: Any) -> None:
+        low, high = (evaluate(e, env, arrays) for e in (s.lo, s.hi))
+        origin = env[s.axis + "0"]
+        left = left & (origin >= low) & (origin < high)
+        for phase in s.phases:
+            holds = left & evaluate(phase.when, env, arrays)
+            inner = _inside(phase)
+            if inner is not None:
+                walk_phases(inner, holds)
+            elif phase.body:
+                counts[phase.name] += int(holds.sum())
+            left = left & ~holds
+
+    walk_phases(stream, np.ones(shape, dtype=bool))
+    # Cut keys: every part walks its own share of the tiles.
+    parts = len(loops.get("part", (0,)))
+    counts["empty"] = math.prod(shape) // parts - counts["partial"] - counts["full"]
+    return {kind: alike * n for kind, n in counts.items()}
+
+
+def _inside(phase: Phase) -> Stream | None:
+    """The stream in a phase of another one."""
+    return next((s for s in statements(phase.body) if isinstance(s, Stream)), None)
 
 
 def _summary(kernel: Kernel, s: Summary, sizes: Mapping[str, int], arrays: Mapping[str, Any]) -> Any:
-    axis = kernel.axis(s.axis)
-    extent = integer(axis.extent, sizes)
-    outer = [integer(v.extent, sizes) for v in s.outer]
-    grid = np.meshgrid(*(np.arange(n) for n in outer), np.arange(extent), indexing="ij", sparse=True)
-    names = [*(v.var.name for v in s.outer), s.axis]
+    axes = [kernel.axis(a) for a in s.axes]
+    extents = [*(integer(v.extent, sizes) for v in s.outer), *(integer(a.extent, sizes) for a in axes)]
+    grid = np.meshgrid(*(np.arange(n) for n in extents), indexing="ij", sparse=True)
+    names = [*(v.var.name for v in s.outer), *s.axes]
     env: dict[str, Any] = {**{k: np.int64(v) for k, v in sizes.items()}, **dict(zip(names, grid, strict=True))}
-    values = np.broadcast_to(evaluate(s.value, env, arrays), (*outer, extent))
-    starts = np.arange(0, extent, axis.tile)
-    return (np.minimum if s.op == "min" else np.maximum).reduceat(values, starts, axis=-1)
+    found: Any = np.broadcast_to(evaluate(s.value, env, arrays), extents)
+    for d, axis in enumerate(axes, len(s.outer)):
+        found = (np.minimum if s.op == "min" else np.maximum).reduceat(found, np.arange(0, extents[d], axis.tile), axis=d)
+    return found

@@ -38,6 +38,7 @@ class _Option:
 
 def estimate(problem: Problem, schedule: Schedule, target: Target) -> float:
     """Predicted seconds of streaming `problem` under `schedule` on `target`."""
+    problem = problem.under(schedule.order)
     if isinstance(target, CpuTarget):
         return cpu.estimate(problem, schedule, target)
     return gpu.estimate(problem, schedule, target)
@@ -131,7 +132,7 @@ def _cpu_options(p: Problem, t: CpuTarget, given: Mapping[str, Any]) -> list[_Op
                         m, n, given.get("tile_k", max(p.widths)), rows, _cpu_residency(m, rows, order, given), order, split,
                         given.get("stages", 1), _mapping("thread", order, split), given.get("warps", 1), cpu.threads(p, t),
                     )  # fmt: skip
-                    made.append(_Option(s, cpu.estimate(p, s, t), cpu.working_set(p, m, n, rows)))
+                    made.append(_Option(s, estimate(p, s, t), cpu.working_set(p, m, n, rows)))
     return made
 
 
@@ -179,7 +180,7 @@ def _gpu_options(p: Problem, t: gpu.GpuTarget, given: Mapping[str, Any]) -> list
                     m, n, given.get("tile_k", gpu.power(max(p.widths))), given.get("rows", max(gpu.MMA_ROWS, m // warps)),
                     _places({}, given), order, split, stages, _mapping("block", order, split), warps, 1,
                 )  # fmt: skip
-                made.append(_Option(s, gpu.estimate(p, s, t), gpu.use(p, t, m, n, warps, stages).shared))
+                made.append(_Option(s, estimate(p, s, t), gpu.use(p, t, m, n, warps, stages).shared))
     if not made:
         raise ScheduleError(
             f"nothing fits {t.name}: {min(refused, key=lambda text: (len(text), text))}. Give smaller tiles or fewer stages."
@@ -243,6 +244,9 @@ def _reasons(
         f"q_major moves {_bytes(p.items * q_major_bytes(p, s.tile_m))}, kv_major {_bytes(p.items * kv_major_bytes(p, s.tile_n))} "
         f"with its state spilled; {_compare(best, options, 'order')}"
     )
+    turned = min((o.seconds for o in options if o.schedule.order == "kv_major"), default=math.inf)
+    if s.order == "q_major" and turned < best.seconds:
+        told["order"] += f"; kv_major needs memory for its state, and is taken from {KV_MAJOR_MARGIN:.0%} less on"
     for name in given:
         told[name] = f"given{'; ' + told[name] if name in told else ''}"
     return tuple((name, told[name]) for name in sorted(told))
@@ -255,9 +259,12 @@ def _instruction(p: Problem, t: gpu.GpuTarget, s: Schedule) -> str:
 
 
 def _compare(best: _Option, options: list[_Option], field: str) -> str:
-    """The prediction, and that of the best schedules with other values of one decision: up to two below and two above."""
+    """The prediction, and that of the best schedules with other values of one decision, in the same order: up to two below and
+    two above."""
     by: dict[Any, float] = {}
     for o in options:
+        if field != "order" and o.schedule.order != best.schedule.order:
+            continue
         value = getattr(o.schedule, field)
         by[value] = min(by.get(value, math.inf), o.seconds)
     mine = getattr(best.schedule, field)

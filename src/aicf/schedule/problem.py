@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aicf.scalar import BYTES, DType
 
@@ -20,8 +20,9 @@ class Problem:
     `key_loads`: of each that is loaded for every key (a document's number, a padding mask).
     `skipped`: share of the scores that lie in provably empty tiles, were the tiles small; `edges`: boundaries of that region
     that a row crosses (causal 1, sliding window 2, none 0); `ended`: how many of them end a row's keys, so that a block of rows
-    leaves out what lies past its own end (causal 1, sliding window 1). `states`: scalars carried per row. `threads`: worker
-    threads to use (CPU).
+    leaves out what lies past its own end (causal 1, sliding window 1); `retried`: what was skipped has to be looked at again
+    (a finite fill value), so that key-major order skips nothing. `states`: scalars carried per row. `threads`: worker threads
+    to use (CPU).
     """
 
     rows: int
@@ -38,6 +39,7 @@ class Problem:
     skipped: float = 0.0
     edges: int = 0
     ended: int = 0
+    retried: bool = False
     states: int = 2
     threads: int = 1
 
@@ -68,6 +70,12 @@ class Problem:
     def bytes(self) -> int:
         """Bytes of one operand element in memory."""
         return BYTES[self.dtype]
+
+    def under(self, order: str) -> Problem:
+        """The problem as it is in an order."""
+        if order == "kv_major" and self.retried:
+            return replace(self, skipped=0.0, edges=0, ended=0)
+        return self
 
     def share(self, tile_m: int = 0, tile_n: int = 0) -> float:
         """The share of scores that is computed with these tiles: an edge of the mask cuts tiles, which are then computed whole;
@@ -111,6 +119,7 @@ def q_major_bytes(p: Problem, tile_m: int) -> float:
 def kv_major_bytes(p: Problem, tile_n: int) -> float:
     """Global traffic of one item with keys outside: N_k (d + d_v) elements, and per key tile the rows' operand and the state
     (f32, `states` scalars and d_v values a row) read and written; with one key tile there is nothing to spill."""
+    p = p.under("kv_major")
     both = p.width + p.value_width
     turns = math.ceil(p.keys / tile_n)
     if turns == 1:

@@ -6,7 +6,8 @@ everywhere. False is always a sound answer. The expressions are a handful of sca
 tile; no list of tiles and no rows x keys work exists anywhere (streaming.md, 2.3).
 
 Per-token tensors (document ids, lengths, padding masks) enter through their extremes over the tile, which are computed once per
-call in O(tokens): a `Summaries` collects which are needed.
+call in O(tokens): a `Box` collects which are needed. A condition of which a tensor holds a value for every score (a dense mask)
+is looked at tile by tile, once per call, as far as it takes to see that it holds, or fails, somewhere.
 """
 
 from __future__ import annotations
@@ -47,11 +48,12 @@ ABSORBS = -1e30  # a finite fill from here down absorbs every score that is adde
 
 @dataclass(frozen=True)
 class Request:
-    """A summary to compute: the extreme `op` over each tile of `axis` of `value`, stored as `param[outer…, tile]`."""
+    """A summary to compute: the extreme `op` over each tile of `axes` of `value`, stored as `param[outer…, tile of each axis]`.
+    One axis, or two for a condition."""
 
     param: str
     op: str
-    axis: Var
+    axes: tuple[Var, ...]
     outer: tuple[Var, ...]
     value: Expr
 
@@ -77,15 +79,25 @@ class Box:
 
     def extreme(self, op: str, e: Expr) -> Expr | None:
         """The per-tile minimum or maximum of a value of one position, through a summary; None when it has two positions."""
-        axes = self.axes(e)
-        if len(axes) != 1 or any(is_float(x.dtype) for x in variables(e)):
+        return self._summarised(op, e) if len(self.axes(e)) == 1 else None
+
+    def dense(self, op: str, c: Expr) -> Expr | None:
+        """The minimum or maximum, as a number, over a tile of a condition of which a tensor holds a value for every score; None
+        for others: what follows from positions and per-token tensors never costs rows x keys."""
+        if len(self.axes(c)) != 2 or not any(isinstance(x, Load) and len(self.axes(x)) == 2 for x in walk(c)):
             return None
+        return self._summarised(op, cast(c, "i32"))
+
+    def _summarised(self, op: str, e: Expr) -> Expr | None:
+        if any(is_float(x.dtype) for x in variables(e)):
+            return None
+        axes = tuple(self.axes(e))
         key = (op, e)
         if key not in self.requests:
             outer = tuple(sorted(variables(e) & self.batch, key=lambda v: v.name))
-            self.requests[key] = Request(f"{op}{len(self.requests)}", op, axes[0], outer, e)
+            self.requests[key] = Request(f"{op}{len(self.requests)}", op, axes, outer, e)
         found = self.requests[key]
-        return load(found.param, (*found.outer, self.number[axes[0]]), e.dtype)
+        return load(found.param, (*found.outer, *(self.number[v] for v in axes)), e.dtype)
 
 
 Interval = tuple[Expr, Expr]
@@ -327,8 +339,16 @@ def _proof(box: Box, c: Expr, value: bool) -> Expr:
             number = cast(c, "i32")
             found = _summary(box, number) if c.dtype == "bool" else None
             if found is None:
-                return NO
+                return _looked_at(box, c, value)
             return call("ne", found[0], const(0, "i32")) if value else call("eq", found[1], const(0, "i32"))
+
+
+def _looked_at(box: Box, c: Expr, value: bool) -> Expr:
+    """What the tile of a dense mask says itself."""
+    found = box.dense("min" if value else "max", c) if c.dtype == "bool" else None
+    if found is None:
+        return NO
+    return call("ne" if value else "eq", found, const(0, "i32"))
 
 
 def _compared(box: Box, c: Call, a: Expr, b: Expr, value: bool) -> Expr:
@@ -342,7 +362,7 @@ def _compared(box: Box, c: Call, a: Expr, b: Expr, value: bool) -> Expr:
     if x is None or y is None:
         x, y = interval(box, a), interval(box, b)
     if x is None or y is None:
-        return NO
+        return _looked_at(box, c, value)
     # NaN compares false, so a condition is only ever proved from comparisons that hold, never from ones that fail.
     match fn:
         case "lt":
@@ -525,11 +545,12 @@ def _of_scores(box: Box, u: Expr) -> bool:
 
 
 def _loaded(box: Box, u: Expr) -> Expr:
-    """A mask read from memory, one value per row or per key: all -inf in the tile."""
+    """A mask read from memory, one value per row, per key or per score: all -inf in the tile."""
     if not any(isinstance(x, Load) for x in walk(u)) or not is_float(u.dtype):
         return NO
+    lowest = const(NEG_INF, u.dtype)
     top = box.extreme("max", u)
-    return NO if top is None else call("eq", top, const(NEG_INF, u.dtype))
+    return call("eq", top, lowest) if top is not None else _looked_at(box, call("eq", u, lowest), True)
 
 
 def vanishes(box: Box, g: Expr, fills: Fills) -> Expr:

@@ -94,6 +94,13 @@ def test_document_mask_skips_tiles_by_summaries():
     standard(programs.documents(), lambda s: np.where(keep, half(s), -np.inf), documents, n=72, m=72)
 
 
+def test_dense_mask_skips_tiles_by_what_they_hold():
+    keep = programs.kept_pairs(72, 72)
+    score = lambda s: np.where(keep[:, None], half(s), -np.inf)  # noqa: E731
+    standard(programs.dense_mask(), score, {"keep": keep}, n=72, m=72)
+    standard(programs.dense_mask(7, 5, 2), score, {"keep": keep}, n=72, m=72)
+
+
 # ------------------------------------------------------------------------------------------------ shapes, strides, halves
 
 

@@ -182,6 +182,14 @@ def test_summaries() -> None:
     programs.assert_accurate(got, given["Q"], given["K"], given["V"], lambda s: np.where(same, half(s), -np.inf))
 
 
+def test_dense_masks() -> None:
+    given = inputs(2, 2, 50, 50, 8, 12)
+    keep = programs.kept_pairs(50, 50)
+    got = agree(programs.dense_mask(), {**given, "keep": keep}, {"B": 2, "H": 2, "N": 50, "M": 50})
+    score = lambda s: np.where(keep[:, None], half(s), -np.inf)  # noqa: E731
+    programs.assert_accurate(got, given["Q"], given["K"], given["V"], score)
+
+
 # ------------------------------------------------------------------------------------------------ functions
 
 N, I = index("N"), index("i")

@@ -80,7 +80,10 @@ def test_32_bits_only_where_they_suffice():
     assert fits(1, 16384) and fits(127, 16384) and not fits(129, 16384)
 
 
-PROGRAMS = [programs.bias, programs.table, programs.paged, programs.kv_major, programs.split_kv, programs.finite_fill]
+PROGRAMS = [
+    programs.bias, programs.dense_mask, programs.table, programs.paged, programs.kv_major, programs.split_kv,
+    programs.finite_fill,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", PROGRAMS)

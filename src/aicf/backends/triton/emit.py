@@ -102,29 +102,31 @@ def emit(kernel: Kernel, *, wide: bool = False, interpreted: bool = False) -> So
 
 def _groups(summaries: Sequence[Summary]) -> list[tuple[Summary, ...]]:
     """Summaries over the same axis and loops, together."""
-    found: dict[tuple[str, tuple[Loop, ...]], list[Summary]] = {}
+    found: dict[tuple[tuple[str, ...], tuple[Loop, ...]], list[Summary]] = {}
     for s in summaries:
-        found.setdefault((s.axis, s.outer), []).append(s)
+        found.setdefault((s.axes, s.outer), []).append(s)
     return [tuple(group) for group in found.values()]
 
 
 def _summary(
     kernel: Kernel, operands: Operands, group: tuple[Summary, ...], wide: bool, interpreted: bool, number: int
 ) -> _Function:  # fmt: skip
-    """Summaries as a Parallel over tiles of their axis."""
-    axis = kernel.axis(group[0].axis)
-    loops = (*group[0].outer, Loop(axis.origin, axis.extent, axis.tile))
+    """Summaries as a Parallel over tiles of their axes."""
+    axes = [kernel.axis(a) for a in group[0].axes]
+    loops = (*group[0].outer, *(Loop(a.origin, a.extent, a.tile) for a in axes))
     body: list[Stmt] = []
-    tile_at = call("floordiv", axis.origin, integer_const(axis.tile))
+    numbers = [call("floordiv", a.origin, integer_const(a.tile)) for a in axes]
     for s in group:
         value = s.value
-        best = Tile(f"{s.param}_value", value.dtype, (), "register")
-        body.append(Reduce(best, s.op, s.axis, value))
-        at = (*(v.var for v in s.outer), tile_at)
-        body.append(StoreTile(s.param, at, (), var(best.name, best.dtype)))
+        for k, a in reversed(list(enumerate(s.axes))):
+            best = Tile(f"{s.param}_value" + "s" * k, value.dtype, s.axes[:k], "register")
+            body.append(Reduce(best, s.op, a, value))
+            value = var(best.name, best.dtype)
+        at = (*(v.var for v in s.outer), *numbers)
+        body.append(StoreTile(s.param, at, (), value))
     item = Parallel(loops, tuple(body), "block", 1)
     extended = replace(kernel, body=(item,), summaries=())
-    return _Function(extended, operands, item, f"{kernel.name}_{number}_tiles_of_{axis.name}", wide, interpreted)
+    return _Function(extended, operands, item, f"{kernel.name}_{number}_tiles_of_{'_'.join(group[0].axes)}", wide, interpreted)
 
 
 class _Function:

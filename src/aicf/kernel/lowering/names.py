@@ -281,12 +281,15 @@ class Names:
         out: list[Summary] = []
         lengths = {self.i: (index("N"), self.schedule.tile_m), self.j: (index("M"), self.schedule.tile_n)}
         for r in self.tiling.summaries:
-            extent, length = lengths[r.axis.name]
-            count = call("floordiv", call("add", extent, integer_const(length - 1)), integer_const(length))
+            counts = [
+                call("floordiv", call("add", extent, integer_const(length - 1)), integer_const(length))
+                for extent, length in (lengths[v.name] for v in r.axes)
+            ]
             outer = tuple(Loop(v, index(f"n_{v.name}")) for v in r.outer)
-            shape = (*(v.extent for v in outer), count)
+            shape = (*(v.extent for v in outer), *counts)
             self.params.append(TensorParam(r.param, r.value.dtype, shape, "scratch", len(shape) - 1))
-            out.append(Summary(r.param, "min" if r.op == "min" else "max", r.axis.name, outer, self.put(r.value)))
+            axes = tuple(v.name for v in r.axes)
+            out.append(Summary(r.param, "min" if r.op == "min" else "max", axes, outer, self.put(r.value)))
         return tuple(out)
 
     def free_sizes(self, body: tuple[Parallel, ...], summaries: Iterable[Summary]) -> list[str]:

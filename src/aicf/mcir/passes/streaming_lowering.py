@@ -126,7 +126,8 @@ class Tiling:
             lines.append(
                 f"skipped tiles hold {self.fill:g}: done again without skipping when a row's maximum is within 104 of it"
             )
-        lines += [f"{r.param} = {r.op} over each tile of {r.axis.name} of {show(r.value)}" for r in self.summaries]
+        for r in self.summaries:
+            lines.append(f"{r.param} = {r.op} over each tile of {', '.join(v.name for v in r.axes)} of {show(r.value)}")
         return "\n".join(lines)
 
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from aicf.backends.llvm.codegen.elementwise import fold, identity
+from aicf.backends.llvm.codegen.elementwise import AxisLoops, fold, identity
 from aicf.backends.llvm.codegen.expressions import combined
 from aicf.backends.llvm.codegen.layout import Plan, plan, tiles_of
 from aicf.backends.llvm.codegen.loops import emit_body, number, scalar_point
 from aicf.backends.llvm.codegen.maxima import at_most_zero, fold_scales
 from aicf.backends.llvm.codegen.points import Point, Slot, to_stored
-from aicf.backends.llvm.codegen.scope import Scope, TensorRef, View
+from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef, View
 from aicf.backends.llvm.codegen.target import Target
 from aicf.backends.llvm.codegen.text import I64, Function, Module
 from aicf.backends.llvm.codegen.values import Value, held
@@ -115,8 +115,7 @@ def attributes(target: Target) -> str:
 
 
 def _summary_loops(kernel: Kernel, s: Summary) -> tuple[Loop, ...]:
-    axis = kernel.axis(s.axis)
-    return (*s.outer, Loop(axis.origin, axis.extent, axis.tile))
+    return (*s.outer, *(Loop(a.origin, a.extent, a.tile) for a in map(kernel.axis, s.axes)))
 
 
 def _worker(
@@ -151,7 +150,7 @@ def _worker(
     if isinstance(what, Parallel):
         emit_body(what.body, _views(kernel, scope, tiles, what), tiles)
     else:
-        _summary(what, scope, tiles, numbers[-1])
+        _summary(what, scope, tiles, numbers[-len(what.axes) :])
     fn.jump(head)
     fn.label(done)
     if target.clears:
@@ -202,34 +201,49 @@ def _views(kernel: Kernel, scope: Scope, tiles: dict[str, Tile], s: Parallel) ->
     return scope
 
 
-def _summary(s: Summary, scope: Scope, tiles: dict[str, Tile], tile: I64) -> None:
-    """One element of a summary: the extreme over the positions of one tile."""
-    fn, axis = scope.fn, scope.kernel.axis(s.axis)
-    left = fn.minimum(axis.tile, fn.sub(number(axis.extent, scope, tiles), scope.origin(s.axis)))
-    scope = scope.see(s.axis, View(0, axis.tile, left))
+def _summary(s: Summary, scope: Scope, tiles: dict[str, Tile], tile: list[I64]) -> None:
+    """One element of a summary: the extreme over the positions of one tile. The last axis lies along vectors; a row that is
+    outside of it is not looked at any more once a condition is known to hold, or to fail, somewhere."""
+    fn = scope.fn
+    for name in s.axes:
+        axis = scope.kernel.axis(name)
+        left = fn.minimum(axis.tile, fn.sub(number(axis.extent, scope, tiles), scope.origin(name)))
+        scope = scope.see(name, View(0, axis.tile, left))
     tensor = scope.tensors[s.param]
     dtype = tensor.dtype if not is_float(tensor.dtype) or tensor.dtype == "f64" else "f32"
     at = scalar_point(scope, tiles).evaluator()
     kind = at.type(dtype, True)
     total = fn.alloca(kind)
     fn.do(f"store {kind} {at.literal(identity(s.op, dtype), dtype, True)}, ptr {total}")
-    shape = scope.plan.shapes[s.axis]
-    with fn.loop(0, fn.ceil_div(left, shape.chunk)) as block:
-        for word in range(shape.lanes // scope.target.lanes):
-            point = Point(scope, {}, s.axis, Slot(block, word), {})
-            inside = point.evaluator()
-            value = inside.widen(inside.convert(inside.value(s.value), dtype))
-            text, mask = value.text, point.mask()
-            if mask is not None:
-                neutral = at.literal(identity(s.op, dtype), dtype, True)
-                text = fn.op(f"select <{at.lanes} x i1> {mask}, {kind} {text}, {kind} {neutral}")
-            old = fn.op(f"load {kind}, ptr {total}")
-            fn.do(f"store {kind} {combined(inside, s.op, dtype, old, text, True)}, ptr {total}")
-    result = fold(at, s.op, dtype, fn.op(f"load {kind}, ptr {total}"))
-    offset: I64 = fn.mul(tile, tensor.strides[-1])
-    for loop, stride in zip(s.outer, tensor.strides, strict=False):
-        offset = fn.add(offset, fn.mul(at.i64(loop.var), stride))
-    text, stored = to_stored(scope, Value(result, dtype), tensor.dtype, at)
+    *rows, along = s.axes
+    shape = scope.plan.shapes[along]
+
+    def row(where: dict[str, Index]) -> None:
+        with fn.loop(0, fn.ceil_div(scope.views[along].valid, shape.chunk)) as block:
+            for word in range(shape.lanes // scope.target.lanes):
+                point = Point(scope, where, along, Slot(block, word), {})
+                inside = point.evaluator()
+                value = inside.widen(inside.convert(inside.value(s.value), dtype))
+                text, mask = value.text, point.mask()
+                if mask is not None:
+                    neutral = at.literal(identity(s.op, dtype), dtype, True)
+                    text = fn.op(f"select <{at.lanes} x i1> {mask}, {kind} {text}, {kind} {neutral}")
+                old = fn.op(f"load {kind}, ptr {total}")
+                fn.do(f"store {kind} {combined(inside, s.op, dtype, old, text, True)}, ptr {total}")
+
+    def extreme() -> str:
+        return fold(at, s.op, dtype, fn.op(f"load {kind}, ptr {total}"))
+
+    if rows:
+        known = 1 if s.op == "max" else 0  # of a condition, nothing can change this any more
+        with AxisLoops(scope, rows[0]) as place, fn.when(fn.op(f"icmp ne {held(dtype)} {extreme()}, {known}")):
+            row({rows[0]: place})
+    else:
+        row({})
+    offset: I64 = 0
+    for n, stride in zip((*(at.i64(loop.var) for loop in s.outer), *tile), tensor.strides, strict=True):
+        offset = fn.add(offset, fn.mul(n, stride))
+    text, stored = to_stored(scope, Value(extreme(), dtype), tensor.dtype, at)
     fn.do(f"store {stored} {text}, ptr {fn.pointer(tensor.base, offset, stored)}")
 
 
