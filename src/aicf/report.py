@@ -71,7 +71,7 @@ class Report:
         for _, group in groupby(self.regions, key=_look):
             lines += ["", *_lines(list(group))]
         dropped = sorted({reason for g in self.graphs for _, reason in g.boundaries if "dropout" in reason})
-        lines += ["", *dropped] if dropped else []
+        lines += ["", *dropped] if dropped and not self.regions else []
         return "\n".join(lines) + "\n"
 
     def _summary(self) -> str:
@@ -79,12 +79,16 @@ class Report:
         counts = {s: sum(r.status == s for r in found) for s in ("streamed", "declined", "refused")}
         graphs = f"{len(self.graphs)} graph{'s' if len(self.graphs) != 1 else ''}"
         if not found:
-            # An attention may hide in them: an op of PyTorch's or of somebody else's that is one as a whole.
-            end = " is not followed"
-            opaque = sorted({why.removesuffix(end) for g in self.graphs for _, why in g.boundaries if why.endswith(end)})
-            return f"no attention found in {graphs}" + (f"; not followed: {', '.join(opaque)}" if opaque else "")
+            hidden = opaque(self.graphs)
+            return f"no attention found in {graphs}" + (f"; not followed: {', '.join(hidden)}" if hidden else "")
         said = ", ".join(f"{n} {s}" for s, n in counts.items() if n)
         return f"{len(found)} attention{'s' if len(found) != 1 else ''} in {graphs}: {said}"
+
+
+def opaque(graphs: Sequence[GraphReport]) -> list[str]:
+    """The ops in which an attention may hide: those that are not followed, PyTorch's or somebody else's."""
+    end = " is not followed"
+    return sorted({why.removesuffix(end) for g in graphs for _, why in g.boundaries if why.endswith(end)})
 
 
 def _look(r: RegionResult) -> tuple[object, ...]:
@@ -116,9 +120,20 @@ def _lines(group: Sequence[RegionResult]) -> list[str]:
     elif r.assumes:
         lines.append("  tiles      skipped as far as the mask's tensors allow, which is known when it runs")
     if r.bytes_unfused is not None:
-        streamed = f", {size_text(r.bytes_streamed)} streamed" if r.bytes_streamed is not None and r.status == "streamed" else ""
-        lines.append(f"  memory     score-shaped tensors take {size_text(r.bytes_unfused)} unfused{streamed}")
+        lines.append(f"  memory     score-shaped tensors take {size_text(r.bytes_unfused)} unfused{_working_memory(r)}")
     return lines
+
+
+def _working_memory(r: RegionResult) -> str:
+    """What takes the place of the score-shaped tensors, as the end of a sentence."""
+    if r.status != "streamed" or r.bytes_streamed is None or r.schedule is None:
+        return ""
+    on_gpu = "block" in dict(r.schedule.mapping).values()
+    workers = "a block" if on_gpu else f"{r.schedule.threads} thread{'s' if r.schedule.threads != 1 else ''}"
+    said = f"; the tiles of {workers} take {size_text(r.bytes_streamed)}"
+    if r.bytes_unfused is None or r.bytes_streamed <= r.bytes_unfused:
+        return said
+    return f"{said}, more at these sizes, and no more at greater ones (time decides what is streamed)"
 
 
 def size_text(n: int) -> str:

@@ -80,7 +80,8 @@ class Extraction:
             parts = split(e, self.length, self.known)
             if parts is None:
                 raise NotACascade(
-                    f"a reduction runs over {show(e.extent)} positions and another over {show(self.length)}; no common stream",
+                    f"its scores or weights are also reduced along another axis, over {show(e.extent)} positions where there are "
+                    f"{show(self.length)} keys (rows, heads or batches summed up); one pass over the keys serves each row alone",
                     e.var,
                 )
             return self.take(parts)

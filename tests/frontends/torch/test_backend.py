@@ -15,6 +15,7 @@ from torch import Tensor
 
 from aicf import driver
 from aicf.frontends.torch import backend, reader
+from aicf.frontends.torch.context import DROPOUT
 from aicf.report import GraphReport
 
 INF = float("inf")
@@ -417,7 +418,7 @@ def test_dropout_that_is_on_is_refused_and_named() -> None:
     torch.manual_seed(3)
     close(ours, fn(*qkv()))
     assert "streamed" not in compiled.statuses
-    assert "dropout is on" in dict(compiled.reports[0].boundaries).values()
+    assert DROPOUT in dict(compiled.reports[0].boundaries).values()
 
 
 # ------------------------------------------------------------------------------------------------ when things go wrong

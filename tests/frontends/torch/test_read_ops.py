@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aicf.frontends.torch.context import DROPOUT
+
 from .capture import capture, capture_directly, check
 
 
@@ -483,7 +485,7 @@ def test_dropout_that_is_on_is_a_marked_boundary() -> None:
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1),
     ):
         (one,) = capture(fn, *qkv())
-        assert list(one.reading.boundaries.values()) == ["dropout is on"]
+        assert list(one.reading.boundaries.values()) == [DROPOUT]
 
 
 @pytest.mark.parametrize("need_weights", [False, True])

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from torch._dynamo.utils import counters
 
 from aicf.errors import NotStreamed
 from aicf.report import GraphReport, Report
 from aicf.schedule.target import Target
 
 from .backend import OPTIONS, backend_options
+from .breaks import Breaks
 from .inputs import call_error, errors_unlogged, parameters, plainly
+from .required import missed, watched
 
 __all__ = ["NotStreamed", "Report", "compile", "explain"]
 
@@ -30,9 +31,9 @@ def compile(
 ) -> Any:
     """`fn_or_module` compiled: what streams runs as derived kernels, the rest as `torch.compile` runs it.
 
-    `fuse`: "auto" lets the cost model decline, "always" streams whatever can be. `require="streamed"`: the first call raises
-    `NotStreamed`, with every reason, when an attention is not streamed; nothing of that graph has run then. `target`, `schedule`,
-    `threads`: see `aicf.driver.Options`.
+    `fuse`: "auto" lets the cost model decline, "always" streams whatever can be. `require="streamed"`: a call raises
+    `NotStreamed`, with every reason, when an attention is not streamed (nothing of that graph has run then), and when it is done
+    and none was seen (see `required`). `target`, `schedule`, `threads`: see `aicf.driver.Options`.
     `strict`: NaN and infinities that a mask hides come out as PyTorch has them; without it they are assumed not to be there, so
     that masked tiles can be skipped. A function gives a function, a module a module (with the same parameters).
 
@@ -48,7 +49,8 @@ def compile(
         "strict": strict,
     }
     backend_options(options)
-    return torch.compile(fn_or_module, backend="aicf", options=options)
+    compiled = torch.compile(fn_or_module, backend="aicf", options=options)
+    return compiled if require is None else watched(compiled)
 
 
 def explain(fn_or_module: Any, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any) -> Report:
@@ -83,7 +85,6 @@ def explain(fn_or_module: Any, *args: Any, options: Mapping[str, Any] | None = N
 def explained(fn_or_module: Any, options: Mapping[str, Any], /, *args: Any, **kwargs: Any) -> Report:
     """`explain` under options of the backend (see `backend_options`)."""
     report = Report()
-    before = dict(counters["graph_break"])
 
     def note(graph: GraphReport) -> None:
         report.graphs.append(graph)
@@ -92,16 +93,15 @@ def explained(fn_or_module: Any, options: Mapping[str, Any], /, *args: Any, **kw
     torch._dynamo.reset()
     try:
         compiled = torch.compile(fn_or_module, backend="aicf", options={**options, "rest": "explain", "report": note})
+        breaks = Breaks()
         with errors_unlogged():
             compiled(*args, **kwargs)
+        report.breaks = breaks.lines()
     finally:
         torch._dynamo.reset()
-    report.breaks = [_first_line(why) for why, n in counters["graph_break"].items() if n > before.get(why, 0)]
+    if options.get("require") == "streamed" and not report.regions:
+        raise NotStreamed([], missed(report.graphs, report.breaks))
     return report
-
-
-def _first_line(reason: str) -> str:
-    return next((line.strip() for line in reason.splitlines() if line.strip()), reason)
 
 
 def _callable(x: Any, where: str) -> None:

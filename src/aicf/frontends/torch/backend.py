@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import logging
 import operator
+import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +31,18 @@ from aicf.errors import NotStreamed
 from aicf.report import GraphReport
 from aicf.scalar import variables
 
+from . import hints
+from .breaks import is_cut
 from .devices import for_device
+from .locations import location_of, op_name
 from .raised import as_it_is
 from .reader import Reading, read
 from .region_op import REGION, run_region
+from .required import ran
 from .retrace import retrace
 from .rewrite import misplaced, rewrite
+
+hints.install()
 
 Rest = Literal["auto", "inductor", "eager", "explain"]
 Module = torch.fx.GraphModule
@@ -103,7 +110,15 @@ def aicf_backend(
     _require(chosen, report)
     made = _finish(gm, rewritten, example_inputs, chosen, report)
     _require(chosen, report)
-    return made
+    return made if chosen.require is None else _telling(made, report, is_cut(gm))
+
+
+def _telling(made: Callable[..., Any], report: GraphReport, cut: bool) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        ran(report, cut)
+        return made(*args)
+
+    return run
 
 
 def _require(options: BackendOptions, report: GraphReport) -> None:
@@ -123,6 +138,7 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
             if not specialise_widths(reading, report.regions):
                 break
             traced, reading = _compiled(gm, inputs, options, report)
+        report.regions = in_order(reading, [*report.regions, *attention_ops(reading)])
         if wants_gradient(traced, inputs):
             for r in report.regions:
                 if r.status == "streamed":
@@ -135,6 +151,30 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
         _left(report)
         log.warning("a graph is left to PyTorch: %s", report.problem, exc_info=log.isEnabledFor(logging.DEBUG))
         return report, None
+
+
+# Ops that are an attention as a whole, of PyTorch's and of others', by what they are called.
+_ATTENTION = re.compile(r"attention|attn|multi_head|transformer_encoder_layer", re.IGNORECASE)
+_NO_ATTENTION = re.compile(r"bias|mask|backward", re.IGNORECASE)
+
+
+def attention_ops(reading: Reading) -> list[RegionResult]:
+    """The attentions that are one op which is not followed, refused with the reason."""
+    found: dict[torch.fx.Node, RegionResult] = {}
+    for node, why in reading.boundaries.items():
+        fx = reading.anchors[node][0].fx if node in reading.anchors else None
+        if fx is not None and fx.target is operator.getitem and isinstance(fx.args[0], torch.fx.Node):
+            fx = fx.args[0]
+        name = "" if fx is None else op_name(fx)
+        if fx is not None and _ATTENTION.search(name) and not _NO_ATTENTION.search(name):
+            found.setdefault(fx, RegionResult("refused", why, location_of(fx), node.name))
+    return list(found.values())
+
+
+def in_order(reading: Reading, regions: Sequence[RegionResult]) -> list[RegionResult]:
+    """Regions in the order of the program."""
+    order = {node.name: k for k, node in enumerate(reading.graph.nodes)}
+    return sorted(regions, key=lambda r: order.get(r.name, 0))
 
 
 def _left(report: GraphReport) -> None:

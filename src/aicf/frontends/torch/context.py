@@ -38,6 +38,7 @@ Operand: TypeAlias = "Node | Number"
 Handler: TypeAlias = "Callable[[Context, Args], Node | Sequence[Node | None] | None]"
 
 EXPRESSIONS = (Const, Var, Load, Call, Reduce)
+DROPOUT = "dropout is on, and kernels draw no random numbers: put the module into eval mode, or set dropout to 0"
 MAX_FLOAT: dict[DType, float] = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "f32": 3.4028234663852886e38,
                                  "f64": 1.7976931348623157e308}  # fmt: skip
 

@@ -15,7 +15,7 @@ from typing import Any
 from aicf.scalar import Const, DType, Expr, call, cast, integer_const, is_half
 from aicf.semantic import Node
 
-from .context import Args, Context, Handler
+from .context import DROPOUT, Args, Context, Handler
 from .ops_reduce import safe_softmax, softmax
 from .ops_views import interleaved
 from .symbols import Unreadable
@@ -156,14 +156,14 @@ def _tensordot(c: Context, a: Args) -> Node:
 
 def _attention(c: Context, a: Args) -> Node:
     if a.get("dropout_p", 0.0) != 0:
-        raise Unreadable("dropout is on")
+        raise Unreadable(DROPOUT)
     return attention(c, a.query, a.key, a.value, a.get("attn_mask"), bool(a.get("is_causal", False)), a.get("scale"),
                      bool(a.get("enable_gqa", False)))  # fmt: skip
 
 
 def _flash_attention(c: Context, a: Args) -> list[Node | None]:
     if a.get("dropout_p", 0.0) != 0:
-        raise Unreadable("dropout is on")
+        raise Unreadable(DROPOUT)
     found = attention(c, a.query, a.key, a.value, a.get("attn_mask"), bool(a.get("is_causal", False)), a.get("scale"), False)
     return [found, *[None] * (len(c.out_types) - 1)]
 

@@ -14,7 +14,7 @@ import torch
 from aicf.scalar import DType, is_float, is_int
 from aicf.semantic import Node
 
-from .context import MAX_FLOAT, Args, Context, Handler, Number, is_integral
+from .context import DROPOUT, MAX_FLOAT, Args, Context, Handler, Number, is_integral
 from .symbols import DTYPE_OF, Unreadable
 
 Maths = Callable[[Context, Node], Node]
@@ -398,13 +398,13 @@ def _type_as(c: Context, a: Args) -> Node:
 
 def _dropout(c: Context, a: Args) -> Node:
     if a.get("train", False) and a.get("p", 0.5) != 0:
-        raise Unreadable("dropout is on")
+        raise Unreadable(DROPOUT)
     return a.input if a.has("input") else a.self  # in place
 
 
 def _native_dropout(c: Context, a: Args) -> list[Node | None]:
     if (a.get("train") is None or a.train) and a.get("p", 0.5) != 0:
-        raise Unreadable("dropout is on")
+        raise Unreadable(DROPOUT)
     return [a.input, c.full(True, c.out_types[1]) if c.out_types[1] else None]
 
 

@@ -22,6 +22,7 @@ from torch.fx.traceback import preserve_node_meta
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .decompose import TABLE
+from .locations import called_from, calling_line
 from .numbers import floats_as_tensors
 
 
@@ -45,6 +46,7 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
     if lost := _lost(traced):
         raise RuntimeError(f"tracing the graph again loses where {', '.join(lost)} is computed")
     _check_results(gm, traced)
+    called_from(traced.graph, calling_line())
     _numbers_as_ops(traced, mode)
     floats_as_tensors(traced, mode)
     if cast:
