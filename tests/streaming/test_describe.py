@@ -24,6 +24,9 @@ CASES = {
         "and", call("le", call("abs", sub(i, j)), size(128)), call("eq", call("mod", sub(i, j), size(2)), size(0))
     ),
     "(causal or keys before 64)": call("or", call("le", j, i), call("lt", j, size(64))),
+    "(causal and window 4 or stride 2)": call(
+        "or", call("and", call("le", j, i), call("lt", sub(i, j), size(4))), call("eq", call("mod", sub(i, j), size(2)), size(0))
+    ),
     "causal by blocks of 64": call("ge", call("floordiv", i, size(64)), call("floordiv", j, size(64))),
     "same doc, causal": call("and", call("eq", load("doc", (i,), "i64"), load("doc", (j,), "i64")), call("ge", i, j)),
     "pairs that keep keeps": load("keep", (i, j), "bool"),

@@ -10,17 +10,20 @@ unfused form will need.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from aicf.mcir.builder import MCIRBuilder
 from aicf.mcir.module import MCModule, Refusal
 from aicf.mcir.regions import ExecutionRegion
 from aicf.mcir.types import mc_dtype
 from aicf.mcir.values import MCValue
-from aicf.scalar import BYTES, Call, Const, Expr, Load, call, integer_const, show, variables, walk
+from aicf.scalar import BYTES, Const, Expr, Load, call, integer_const, show, variables, walk
 from aicf.semantic import Graph, Location, Node, TensorType
-from aicf.streaming.describe import describe_mask
+from aicf.streaming.describe import Words
+from aicf.streaming.masks import has_mask, keep_of, parts_of
+from aicf.streaming.origins import Origins
 from aicf.streaming.recognise import Recognised, Refused, Settings, recognise
 from aicf.streaming.stack import stacked
 
@@ -35,7 +38,7 @@ class AttentionPatternPass:
 
     def __call__(self, graph: Graph) -> MCModule:
         settings = Settings(self.anchors, self.parameters, graph.readers, graph.unknown, graph.sources)
-        return _module(recognise(graph.nodes, graph.outputs, settings))
+        return _module(recognise(graph.nodes, graph.outputs, settings), graph.sources)
 
 
 def run_attention_pattern_pass(semantic_graph: Graph) -> MCModule:
@@ -48,7 +51,10 @@ def detect_attention_pattern(ops: list[Node]) -> list[ExecutionRegion]:
     return [r for r in _module(recognise(list(ops))).regions if isinstance(r, ExecutionRegion)]
 
 
-def _module(found: Iterable[Recognised | Refused]) -> MCModule:
+Sources = Mapping[Node, Collection[Node]]
+
+
+def _module(found: Iterable[Recognised | Refused], sources: Sources = MappingProxyType({})) -> MCModule:
     module = MCModule()
     for item in found:
         if isinstance(item, Refused):
@@ -56,30 +62,34 @@ def _module(found: Iterable[Recognised | Refused]) -> MCModule:
                 Refusal(item.node.name, item.reason, place(item.guilty or item.node), place(item.node), unfused_bytes(item.node))
             )
             continue
-        module.regions.append(_region(item, "attention_region" + (f"_{len(module.regions)}" if module.regions else "")))
+        number = f"_{len(module.regions)}" if module.regions else ""
+        module.regions.append(_region(item, f"attention_region{number}", sources))
     return module
 
 
-def _region(seen: Recognised, name: str) -> ExecutionRegion:
+def _region(seen: Recognised, name: str, sources: Sources) -> ExecutionRegion:
     found = stacked(seen)
     b = MCIRBuilder()
     region = b.execution_region(name)
     q, k, v = roles(found)
-    mask = mask_of(found)
+    origins = Origins(seen.loads, seen.extents, sources)
+    parts = parts_of(seen, origins.traced)
     region.attrs["pattern"] = "scaled_dot_product_attention" if found.softmax_like else "score_map_attention"
-    region.attrs["has_mask"] = mask is not None
+    region.attrs["has_mask"] = has_mask(parts)
     region.attrs["q_name"], region.attrs["k_name"], region.attrs["v_name"] = q, k, v
     operations = [
         "score_matmul",
-        *(["mask"] if mask is not None else []),
+        *(["mask"] if has_mask(parts) else []),
         *(["softmax"] if found.softmax_like else ["score_map"]),
     ]
     region.attrs["operations"] = (*operations, "value_matmul")
     region.attrs["axes"] = _axes(found)
     region.attrs["scores"] = {a.name: f"sum over {a.over.name} of {show(a.row)} * {show(a.key)}" for a in found.atoms}
-    if mask is not None:
-        region.attrs["mask"] = describe_mask(mask, found.row, found.stream)
-        region.attrs["keeps"] = show(mask)
+    if parts:
+        region.attrs["mask"] = Words(seen.row, seen.stream, origins.name).parts(parts)
+    keep = keep_of(parts)
+    if keep is not None:
+        region.attrs["keeps"] = show(keep)
     region.attrs["cascade"] = {r.name: f"{r.op} over {found.stream.name} of {show(r.body)}" for r in found.cascade}
     region.attrs["results"] = {e.node.name: f"[{', '.join(map(show, e.at))}] = {show(e.expr)}" for e in found.exits}
     region.attrs["captures"] = tuple(n for n in found.loads if n not in (q, k, v))
@@ -133,29 +143,6 @@ def roles(found: Recognised) -> tuple[str, str, str]:
     return first(found.atoms[0].row), first(found.atoms[0].key), values
 
 
-FILL = -1e3  # a number at or below this, chosen by a condition instead of a score, is a mask
-
-
-def mask_of(found: Recognised) -> Expr | None:
-    """The condition under which a score takes part, when the scores have such a condition; None otherwise."""
-    for r in found.cascade:
-        for x in walk(r.body):
-            if not (isinstance(x, Call) and x.fn == "where"):
-                continue
-            condition, yes, no = x.args
-            if not variables(condition) & {found.stream, found.row} and not any(isinstance(y, Load) for y in walk(condition)):
-                continue
-            if _fill(no):
-                return condition
-            if _fill(yes):
-                return call("not", condition)
-    return None
-
-
-def _fill(e: Expr) -> bool:
-    return isinstance(e, Const) and not isinstance(e.value, bool) and e.value <= FILL
-
-
 def place(node: Node | None) -> Location | None:
     return None if node is None else node.location
 
@@ -174,4 +161,4 @@ def unfused_bytes(node: Node) -> Expr:
     return max(known, key=lambda s: int(s.value)) if len(known) == len(sizes) and known else (sizes or [integer_const(0)])[0]
 
 
-__all__ = ["AttentionPatternPass", "detect_attention_pattern", "mask_of", "place", "roles", "run_attention_pattern_pass"]
+__all__ = ["AttentionPatternPass", "detect_attention_pattern", "place", "roles", "run_attention_pattern_pass"]
