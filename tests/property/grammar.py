@@ -33,6 +33,21 @@ WORK = 120_000  # scores in all, at most: NumPy runs every level
 Maker = Callable[[torch.Generator], torch.Tensor]
 
 
+def kept(shape: Sequence[int], layout: str, g: torch.Generator) -> torch.Tensor:
+    """Which pairs a dense mask of `shape` [..., rows, keys] keeps: some of them wherever they lie, blocks (some of them, or all
+    of their pairs), or a triangle, so that whole tiles are empty or full."""
+    scattered = torch.rand(shape, generator=g) < 0.6
+    if len(shape) < 2 or layout == "scattered":
+        return scattered
+    rows, keys = torch.arange(shape[-2])[:, None], torch.arange(shape[-1])
+    if layout == "triangle":
+        return (keys <= rows + int(torch.randint(-5, 20, (), generator=g))).expand(shape).clone()
+    tall, wide = (int(torch.randint(3, 40, (), generator=g)) for _ in range(2))
+    blocks = (rows // tall == keys // wide).expand(shape)
+    return blocks & scattered if layout == "scattered blocks" else blocks.clone()
+
+
+
 @dataclass(frozen=True)
 class Input:
     """An argument: its dimensions by name (for symbolic sizes), and how to make it."""
@@ -475,10 +490,10 @@ class _Writer:
 
     def bits(self, name: str, dims: str) -> None:
         """Booleans, with rows of False now and then."""
-        shape = self.shape(dims)
+        shape, kind = self.shape(dims), self.layout(name)
 
         def make(g: torch.Generator) -> torch.Tensor:
-            drawn = torch.rand(shape, generator=g) < 0.6
+            drawn = kept(shape, kind, g)
             if len(shape) > 1:
                 drawn[..., ::5, :] &= torch.rand(shape[-1], generator=g) < 0.5
                 if shape[-2] > 1:
@@ -486,6 +501,14 @@ class _Writer:
             return drawn
 
         self.give(name, dims, make)
+
+    def added(self, name: str, dims: str, low: float) -> None:
+        """0 where a pair is kept, `low` elsewhere."""
+        shape, kind, dtype = self.shape(dims), self.layout(name), DTYPES[self.dtype]
+        self.give(name, dims, lambda g: torch.where(kept(shape, kind, g), 0.0, low).to(dtype))
+
+    def layout(self, name: str) -> str:
+        return self.c.pick(f"layout of {name}", "scattered", "scattered blocks", "blocks", "triangle")
 
     def _mask(self, k: int) -> None:
         c = self.c
@@ -498,8 +521,7 @@ class _Writer:
         if form == "added" and c.flag(f"read mask {k}", 0.5):
             dims = c.pick(f"mask dims {k}", "n m", "b 1 n m", "b 1 1 m", "b h n m", "1 1 n m")
             low = float(c.pick(f"mask value {k}", "-inf", *finite))
-            shape, kind = self.shape(dims), DTYPES[self.dtype]
-            self.give(f"mask{k}", dims, lambda g: torch.where(torch.rand(shape, generator=g) < 0.6, 0.0, low).to(kind))
+            self.added(f"mask{k}", dims, low)
             self.line(f"s = s + mask{k}" if c.flag(f"mask right {k}", 0.5) else f"s = mask{k} + s")
             return
         keep = f"keep{k}"
@@ -674,8 +696,7 @@ class _Writer:
             case "float":
                 low = float(c.pick("sdpa fill", "-inf", repr(LOWEST[self.dtype]), "-1e4", "-1.0"))
                 dims = c.pick("mask shape", "n m", "b 1 n m", "b h n m", "1 h n m")
-                shape, kind_ = self.shape(dims), DTYPES[self.dtype]
-                self.give("mask", dims, lambda g: torch.where(torch.rand(shape, generator=g) < 0.6, 0.0, low).to(kind_))
+                self.added("mask", dims, low)
                 options.append("attn_mask=mask")
             case "condition":
                 self.line(f"mask = {self.condition('s')}.expand(b, h, n, m)")
