@@ -107,7 +107,8 @@ class RegionResult:
     form; `bytes_streamed`: the working memory of the streamed one. `specialised`: for what its kernel is made, and for what
     not. `unknown`: the size that is no number, but would have to be. `assumes`: what has to be so of the inputs for the result
     to be the source's, empty when nothing has. `tiles`: empty, partial and full tiles of a call, None when they depend on
-    tensors that are not known. `decision`: what the cost model was asked, and its answer."""
+    tensors that are not known; `of_call`: they do, and are those of a call that was explained. `decision`: what the cost model
+    was asked, and its answer."""
 
     status: Status
     reason: str
@@ -120,6 +121,7 @@ class RegionResult:
     executable: Executable | None = None
     schedule: Schedule | None = None
     tiles: dict[str, int] | None = None
+    of_call: bool = False
     bytes_unfused: int | None = None
     bytes_streamed: int | None = None
     region: Region | None = None

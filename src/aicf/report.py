@@ -116,7 +116,8 @@ def _lines(group: Sequence[RegionResult]) -> list[str]:
     if r.tiles is not None:
         total = sum(r.tiles.values())
         share = f" ({100 * r.tiles.get('empty', 0) // total} % skipped)" if total else ""
-        lines.append(f"  tiles      {', '.join(f'{n} {kind}' for kind, n in r.tiles.items())}{share}")
+        given = ", with the tensors of this call" if r.of_call else ""
+        lines.append(f"  tiles      {', '.join(f'{n} {kind}' for kind, n in r.tiles.items())}{share}{given}")
     elif r.assumes:
         lines.append("  tiles      skipped as far as the mask's tensors allow, which is known when it runs")
     if r.bytes_unfused is not None:

@@ -209,3 +209,50 @@ def test_key_major_order_skips_under_infinite_fills_alone(monkeypatch: pytest.Mo
     assert (counts["empty"] > 0) == (fill == float("-inf"))
     chosen = aicf.explain(windowed, q, k, v).regions[0].schedule
     assert chosen is not None and (fill == float("-inf") or chosen.order == "q_major")
+
+
+# ------------------------------------------------------------------------------------------------ in explanations
+
+
+def tiles_of(fn: Callable[..., Any], *args: Tensor, **options: Any) -> Any:
+    report = aicf.explain(fn, *args, options={"fuse": "always", "schedule": "tile_m=48,tile_n=32", **options})
+    (region,) = report.regions
+    return region.tiles, str(report)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_explanation_counts_with_the_tensors_of_its_call(dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(2, 3, 300, 16).to(dtype) for _ in range(3))
+    mask = torch.zeros(300, 300).masked_fill(~MASKS["causal"], float("-inf")).to(dtype)
+    tiles, said = tiles_of(added, q, k, v, mask)
+    empty, total = empty_tiles(MASKS["causal"].expand(2, 3, 300, 300), (48, 32))
+    assert (tiles["empty"], sum(tiles.values())) == (empty, total)
+    assert "with the tensors of this call" in said
+
+
+def test_an_explanation_computes_what_a_mask_is_made_of() -> None:
+    def lengths(q: Tensor, k: Tensor, v: Tensor, n: Tensor) -> Tensor:
+        keep = torch.arange(k.shape[2]) < (n * 2 + 1)[:, None, None, None]
+        return (q @ k.mT).masked_fill(~keep, float("-inf")).softmax(-1) @ v
+
+    q, k, v = (torch.randn(2, 3, 300, 16) for _ in range(3))
+    tiles, _ = tiles_of(lengths, q, k, v, torch.tensor([20, 100]))
+    rows, keys = 7, 10  # tiles along each axis
+    assert tiles["empty"] == 3 * rows * ((keys - 2) + (keys - 7))  # 41 and 201 keys of 32 a tile
+
+
+def test_an_explanation_changes_nothing() -> None:
+    """A mask of random numbers, and one that is changed in place: nothing is counted twice, drawn twice or changed twice."""
+
+    def changed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        mask.logical_not_()
+        return (q @ k.mT).masked_fill(mask & (torch.rand(300, 300) < 0.5), float("-inf")).softmax(-1) @ v
+
+    q, k, v = (torch.randn(1, 3, 300, 16) for _ in range(3))
+    mask = MASKS["blocks"].clone()
+    torch.manual_seed(3)
+    tiles_of(changed, q, k, v, mask)
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    changed(q, k, v, MASKS["blocks"].clone())
+    assert torch.equal(mask, ~MASKS["blocks"]) and torch.equal(after, torch.rand(1))

@@ -33,6 +33,7 @@ from aicf.scalar import variables
 
 from . import hints
 from .breaks import is_cut
+from .counting import count_tiles
 from .devices import for_device
 from .locations import location_of, op_name
 from .raised import as_it_is
@@ -103,12 +104,13 @@ def aicf_backend(
     began = time.perf_counter()
     report, rewritten = streamed_module(gm, example_inputs, chosen)
     report.seconds = time.perf_counter() - began
-    if chosen.rest == "explain":
-        rewritten = None
     if chosen.report is not None:
         chosen.report(report)
     _require(chosen, report)
-    made = _finish(gm, rewritten, example_inputs, chosen, report)
+    if chosen.rest == "explain":
+        made = _counting(gm, rewritten, report)
+    else:
+        made = _finish(gm, rewritten, example_inputs, chosen, report)
     _require(chosen, report)
     return made if chosen.require is None else _telling(made, report, is_cut(gm))
 
@@ -263,7 +265,7 @@ def _finish(gm: Module, rewritten: Module | None, inputs: Sequence[Any], options
     if rewritten is not None and options.rest == "auto" and only_regions(rewritten):
         report.rest = "nothing"
         return _direct(rewritten, inputs)
-    if options.rest in ("eager", "explain") or (options.rest == "auto" and not has_compiler()):
+    if options.rest == "eager" or (options.rest == "auto" and not has_compiler()):
         report.rest = "eager"
         return _direct(module, inputs)
     report.rest = "inductor"
@@ -284,6 +286,25 @@ def _finish(gm: Module, rewritten: Module | None, inputs: Sequence[Any], options
         _left(report)
         log.warning("a graph is left to PyTorch: %s", report.problem)
         return compile_fx(gm, list(inputs))
+
+
+def _counting(gm: Module, rewritten: Module | None, report: GraphReport) -> Callable[..., Any]:
+    """`gm` as it is; its first call's tensors say how many tiles are skipped."""
+    report.rest = "eager"
+    counted = rewritten is None
+
+    def run(*values: Any) -> Any:
+        nonlocal counted
+        if not counted:
+            counted = True
+            assert rewritten is not None
+            try:
+                count_tiles(rewritten, report.regions, values)
+            except Exception as e:  # the call's own mistakes show when it runs
+                log.debug("the tiles of a call were not counted: %s", e, exc_info=True)
+        return gm.forward(*values)
+
+    return run
 
 
 def only_regions(module: Module) -> bool:
