@@ -413,8 +413,8 @@ class _Writer:
                 return f"({left} {'&' if joint == 'and' else '|'} {right})"
         kinds = ("causal", "corner", "offset", "tril", "window", "band", "dilated", "prefix", "blocks", "same block",
                 "global", "parity",
-                 "documents", "lengths", "rows", "padding", "padding of ones", "dense", "dense per batch", "dense per head",
-                 "threshold", "never", "always", "shuffled documents", "starts")  # fmt: skip
+                 "documents", "lengths", "rows", "row ends", "row starts", "places", "padding", "padding of ones",
+                "dense", "dense per batch", "dense per head", "threshold", "never", "always", "shuffled documents", "starts")  # fmt: skip
         name = f"x{where}"
         match c.pick(f"condition {where}", *kinds):
             case "causal":
@@ -461,6 +461,26 @@ class _Writer:
                 b, n = self.size["b"], self.size["n"]
                 self.give(name, "b", lambda g: torch.randint(0, n + 1, (b,), generator=g))
                 return f"(i < {name}[:, None, None, None])"
+            case "row ends" | "row starts" as kind:
+                n, m = self.size["n"], self.size["m"]
+                rising = c.flag(f"rising {where}", 0.5)
+                dims = c.pick(f"row dims {where}", "n", "b n", "h n")
+                shape = self.shape(dims)
+
+                def ends(g: torch.Generator) -> torch.Tensor:
+                    drawn = torch.randint(0, m + 1, shape, generator=g)
+                    return drawn.sort(-1).values if rising else drawn
+
+                self.give(name, dims, ends)
+                at = {"n": "[:, None]", "b n": "[:, None, :, None]", "h n": "[:, :, None]"}[dims]
+                return f"(j {'<' if kind == 'row ends' else '>='} {name}{at})"
+            case "places":  # positions of queries and keys, as tensors
+                n, m = self.size["n"], self.size["m"]
+                moved = c.number(f"first place {where}", -3, 9)
+                self.give(name, "n", lambda g: torch.arange(n) + moved)
+                self.give(f"k{name}", "m", lambda g: torch.arange(m))
+                return c.pick(f"places {where}", f"(k{name} <= {name}[:, None])", f"(j <= {name}[:, None])",
+                              f"(({name}[:, None] - k{name} < 9) & (k{name} <= {name}[:, None]))")  # fmt: skip
             case "starts":
                 b, m = self.size["b"], self.size["m"]
                 self.give(name, "b", lambda g: torch.randint(0, m + 1, (b,), generator=g))

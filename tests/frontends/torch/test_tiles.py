@@ -256,3 +256,28 @@ def test_an_explanation_changes_nothing() -> None:
     torch.manual_seed(3)
     changed(q, k, v, MASKS["blocks"].clone())
     assert torch.equal(mask, ~MASKS["blocks"]) and torch.equal(after, torch.rand(1))
+
+
+# ------------------------------------------------------------------------------------------------ where rows end
+
+
+@pytest.mark.parametrize(
+    "schedule", [None, "tile_m=48,tile_n=32,rows=6", "tile_m=50,tile_n=32,rows=3", "tile_m=48,tile_n=16,kv_split=3"]
+)
+@pytest.mark.parametrize("places", ["lengths", "positions", "of one's own"])
+def test_rows_whose_keys_end_where_a_tensor_says(monkeypatch: pytest.MonkeyPatch, places: str, schedule: str | None) -> None:
+    """The extremes of such a tensor are those of whole tiles: a block of rows inside of a tile ends where the tile does."""
+
+    def ending(q: Tensor, k: Tensor, v: Tensor, ends: Tensor) -> Tensor:
+        return (q @ k.mT).masked_fill(torch.arange(k.shape[2]) > ends[..., None], float("-inf")).softmax(-1) @ v
+
+    generator = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(2, 3, 300, 16, generator=generator) for _ in range(3))
+    drawn = torch.randint(0, 300, (2, 1, 300), generator=generator)
+    ends = {"lengths": drawn.sort().values, "positions": torch.arange(300) + 3, "of one's own": drawn}[places]
+    inputs = {"q": q, "k": k, "v": v, "ends": ends}
+    counts, lengths, out = counted(monkeypatch, ending, inputs, schedule=schedule)
+    empty, total = empty_tiles((torch.arange(300) <= ends[..., None]).expand(2, 3, 300, 300), lengths)
+    assert (counts["empty"], sum(counts.values())) == (empty, total)
+    exact = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
+    assert_contract(out.numpy(), ending(**inputs).numpy(), ending(**exact).numpy(), "f32")
