@@ -373,6 +373,10 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
     if any(variables(e) & columns for a in extraction.atoms.values() for e in (a.row, a.key)):
         why = "the scores are others for every column of the values, so that a tile of them serves one column only"
         return next(iter(leaks.values()), Refused(c.node, why)) if c.softmax_like else None
+    whole = next((a.row.dtype for a in extraction.atoms.values() if not is_float(promote(a.row.dtype, a.key.dtype))), None)
+    if whole is not None:
+        why = f"its scores are products in {whole}; kernels multiply floating point numbers: convert queries and keys before"
+        return Refused(c.node, why) if c.softmax_like else None
     if not extraction.atoms:
         return Refused(c.node, "the mask hides every score, whatever they are: nothing is left to stream", None)
     if not c.softmax_like and ((leaks and _projected(policy)) or _weights(context, policy, c, extraction)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import pickle
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.checkpoint import checkpoint
 
 import aicf
+from aicf.frontends.torch.undisturbed import undisturbed
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -71,7 +74,7 @@ def test_a_function_without_attention_is_told() -> None:
 def test_a_graph_break_that_hides_attention_is_told_with_its_place(qkv: tuple[Tensor, ...]) -> None:
     fast = required(branching)
     for _ in range(2):
-        with pytest.raises(aicf.NotStreamed, match=r"graph break: .*\.item.* \(at .*required\.py:\d+ in branching: return .*break"):
+        with pytest.raises(aicf.NotStreamed, match=r"break: .*item.* \(at .*required\.py:\d+ in branching: return .*break"):
             fast(*qkv)
     text = str(aicf.explain(branching, *qkv))
     assert "graph break: " in text and "test_required.py" in text and "in branching" in text
@@ -101,16 +104,17 @@ def test_other_ways_through_a_function_that_streams(qkv: tuple[Tensor, ...]) -> 
     def cached(q: Tensor, k: Tensor, v: Tensor, again: bool) -> Tensor:
         return v if again else attention(q, k, v)
 
-    def halves(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def halves(q: Tensor, k: Tensor, v: Tensor) -> Any:
         first = attention(q, k, v)
         torch._dynamo.graph_break()
         return first + 1
 
     fast = required(cached)
     for again in (False, True, False):
-        torch.testing.assert_close(fast(*qkv, again), cached(*qkv, again), rtol=1e-5, atol=1e-5)
+        given: tuple[Any, ...] = (*qkv, again)
+        torch.testing.assert_close(fast(*given), cached(*given), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(required(halves)(*qkv), halves(*qkv), rtol=1e-5, atol=1e-5)
-    inner = required(attention)
+    inner: Any = required(attention)
     outer: Any = torch.compile(lambda q, k, v: inner(q, k, v) + 1, backend="eager", fullgraph=True)
     torch.testing.assert_close(outer(*qkv), attention(*qkv) + 1, rtol=1e-5, atol=1e-5)
 
@@ -209,3 +213,58 @@ def test_memory_of_tiles_is_explained() -> None:
     large = tuple(torch.randn(1, 2, 512, 16) for _ in range(3))
     text = str(aicf.explain(attention, *large, options={"fuse": "always", "threads": 1}))
     assert "the tiles of 1 thread take " in text and "more at these" not in text
+
+
+# ------------------------------------------------------------------------------------------------ graphs that are left alone
+
+
+def test_a_gradient_of_torch_func_is_left_with_one_line(qkv: tuple[Tensor, ...], caplog: pytest.LogCaptureFixture) -> None:
+    def gradient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.func.grad(lambda x: attention(x, k, v).sum())(q)
+
+    report = aicf.explain(gradient, *qkv)
+    (problem,) = [g.problem for g in report.graphs]
+    assert "a gradient is taken inside of it" in problem and "\n" not in problem
+    got: Any = torch.compile(gradient, backend="aicf", options={"rest": "eager"})
+    torch.testing.assert_close(got(*qkv), gradient(*qkv))
+    assert [r for r in caplog.records if r.name == "aicf" and r.levelno >= logging.WARNING] == []
+    with pytest.raises(aicf.NotStreamed, match="a gradient is taken inside of it"):
+        required(gradient)(*qkv)
+    assert torch._C._autograd._saved_tensors_hooks_is_enabled()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_trace_that_fails_leaves_nothing_behind() -> None:
+    before = (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+    with pytest.raises(ZeroDivisionError), undisturbed():
+        torch.autocast("cpu", dtype=torch.float16).__enter__()
+        torch._C._set_grad_enabled(not before[0])
+        raise ZeroDivisionError
+    assert (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) == before
+    assert torch.autocast_increment_nesting() == 1 and torch.autocast_decrement_nesting() == 0
+
+
+def test_integer_scores_are_refused_in_words(qkv: tuple[Tensor, ...], caplog: pytest.LogCaptureFixture) -> None:
+    def counted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).float().softmax(-1) @ v
+
+    whole = [torch.randint(-3, 3, (2, 8, 8), dtype=kind) for kind in (torch.int64, torch.int64, torch.int32, torch.int32)]
+    for q, k in (whole[:2], whole[2:]):
+        (r,) = aicf.explain(counted, q, k, torch.randn(2, 8, 8)).regions
+        assert r.status == "refused" and "convert queries and keys before" in r.reason
+    assert [r for r in caplog.records if r.name == "aicf"] == []
+
+
+def test_checkpointed_attention_streams_where_no_gradient_is_asked(qkv: tuple[Tensor, ...]) -> None:
+    def block(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return checkpoint(attention, q, k, v, use_reentrant=False) * 2  # type: ignore[no-untyped-call]
+
+    fast = required(block)
+    torch.testing.assert_close(fast(*qkv), block(*qkv), rtol=1e-5, atol=1e-5)
+    with torch.enable_grad():
+        q, *rest = (x.clone().requires_grad_() for x in qkv)
+        (r,) = aicf.explain(block, q, *rest).regions
+        assert r.status == "refused" and "gradient" in r.reason
+        trained: Any = torch.compile(block, backend="aicf", options={"rest": "eager"})
+        (got,) = torch.autograd.grad(trained(q, *rest).sum(), q)
+        (expected,) = torch.autograd.grad(block(q, *rest).sum(), q)
+    torch.testing.assert_close(got, expected)

@@ -53,6 +53,7 @@ MAX_CUTS = 4  # how often regions are cut anew when one cannot be called where i
 log = logging.getLogger("aicf")
 
 GRADIENT = "a gradient is asked of it, and gradients are not derived yet: call it under torch.no_grad() or torch.inference_mode()"
+DIFFERENTIATED = "a gradient is taken inside of it (torch.func), and gradients are not derived yet"
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,21 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
         return report, traced if rewrite(traced, reading, report.regions) else None
     except Exception as e:
         # The model's result comes first: the graph runs as it is, and the reason is reported.
-        report.problem = f"{type(e).__name__}: {e}"
+        report.problem = DIFFERENTIATED if differentiates(gm) else _brief(e)
         _left(report)
-        log.warning("a graph is left to PyTorch: %s", report.problem, exc_info=log.isEnabledFor(logging.DEBUG))
+        level = logging.INFO if differentiates(gm) else logging.WARNING
+        log.log(level, "a graph is left to PyTorch: %s", report.problem, exc_info=log.isEnabledFor(logging.DEBUG))
         return report, None
+
+
+def differentiates(gm: Module) -> bool:
+    """Whether a transform of torch.func takes a gradient in the graph itself; no trace goes through that."""
+    return any(getattr(n.target, "__name__", "") == "_autograd_grad" for n in gm.graph.nodes)
+
+
+def _brief(e: Exception) -> str:
+    """The kind of an error and its first line; others explain PyTorch to its authors."""
+    return ": ".join([type(e).__name__, *str(e).strip().splitlines()[:1]])
 
 
 # Ops that are an attention as a whole, of PyTorch's and of others', by what they are called.
@@ -204,9 +216,8 @@ def _compiled(gm: Module, inputs: Sequence[Any], options: BackendOptions, report
 
 
 def _fault(e: Exception) -> str:
-    log.warning("an attention is left to PyTorch: %s: %s", type(e).__name__, e, exc_info=log.isEnabledFor(logging.DEBUG))
-    said = ": ".join([type(e).__name__, *str(e).splitlines()[:1]])
-    return f"AICF itself fails on it, which is an error to report ({said})"
+    log.warning("an attention is left to PyTorch: %s", _brief(e), exc_info=log.isEnabledFor(logging.DEBUG))
+    return f"AICF itself fails on it, which is an error to report ({_brief(e)})"
 
 
 def specialise_widths(reading: Reading, regions: Sequence[RegionResult]) -> bool:
@@ -282,7 +293,7 @@ def _finish(gm: Module, rewritten: Module | None, inputs: Sequence[Any], options
     except Exception as e:
         if rewritten is None:
             raise
-        report.problem = f"Inductor does not take the rewritten graph ({type(e).__name__}: {e})"
+        report.problem = f"Inductor does not take the rewritten graph ({_brief(e)})"
         _left(report)
         log.warning("a graph is left to PyTorch: %s", report.problem)
         return compile_fx(gm, list(inputs))

@@ -29,8 +29,8 @@ def op_name(node: torch.fx.Node) -> str:
 
 
 def is_users(file: str) -> bool:
-    """Whether `file` is neither PyTorch's nor AICF's, nor of Python's own library, nor made while running."""
-    if file.startswith((_TORCH, _OURS, "<")):
+    """Whether `file` is neither PyTorch's nor AICF's, nor of Python's own library, nor code that PyTorch made."""
+    if file.startswith((_TORCH, _OURS, "<eval_with_key>", "<frozen ")):
         return False
     return not file.startswith(_LIBRARY) or "site-packages" in file
 

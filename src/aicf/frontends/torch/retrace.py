@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .decompose import TABLE
 from .locations import called_from, calling_line
 from .numbers import floats_as_tensors
+from .undisturbed import undisturbed
 
 
 def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
@@ -39,10 +40,10 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
     fakes = [_fake(mode, context, n, x) for n, x in zip(placeholders, inputs, strict=True)]
 
     cast = _autocast_devices(gm)
-    traced = trace(torch.fx.Interpreter(gm).run, mode, fakes, pre_dispatch=not cast)
+    traced = trace(_Inlined(gm).run, mode, fakes, pre_dispatch=not cast)
     if not cast and _lost(traced):
         # torch.vmap and its like come after the point at which composite ops are seen whole.
-        traced = trace(torch.fx.Interpreter(gm).run, mode, fakes, pre_dispatch=False)
+        traced = trace(_Inlined(gm).run, mode, fakes, pre_dispatch=False)
     if lost := _lost(traced):
         raise RuntimeError(f"tracing the graph again loses where {', '.join(lost)} is computed")
     _check_results(gm, traced)
@@ -65,17 +66,21 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
     return traced
 
 
+class _Inlined(torch.fx.Interpreter):
+    """Runs a graph with the bodies of activation checkpoints as a part of it: they matter to a backward pass alone, and what one
+    is asked of is not taken from here."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.higher_order.tag_activation_checkpoint and isinstance(args[0], torch.fx.GraphModule):
+            return _Inlined(args[0]).run(*args[1:])
+        return super().call_function(target, args, kwargs)
+
+
 def trace(fn: Callable[..., Any], mode: FakeTensorMode, fakes: Sequence[Any], pre_dispatch: bool = True) -> torch.fx.GraphModule:
     """The ATen graph of `fn` on fakes of `mode`, without what nothing uses (nn.MultiheadAttention averages its weights for
     nobody); without `pre_dispatch` autocast is applied and composite ops are decomposed."""
-    native: Any = torch._C
-    depth = native._functorch.get_dynamic_layer_stack_depth()
-    try:
-        with tracing(TracingContext(mode)), mode, preserve_node_meta():
-            traced = make_fx(lambda *args: fn(*args), decomposition_table=TABLE, pre_dispatch=pre_dispatch)(*fakes)
-    finally:
-        # A graph that fails between the two ends of a torch.func transform leaves it on.
-        native._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+    with undisturbed(), tracing(TracingContext(mode)), mode, preserve_node_meta():
+        traced = make_fx(lambda *args: fn(*args), decomposition_table=TABLE, pre_dispatch=pre_dispatch)(*fakes)
     traced.graph.eliminate_dead_code()
     return traced
 
