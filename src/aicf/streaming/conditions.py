@@ -68,6 +68,8 @@ def plain(c: Expr) -> Expr:
             return plain(call("ne", a, const(0, a.dtype)))
         case Call(dtype="bool"):
             found = by_cases(c, _atom, _chosen(c))
+            if isinstance(found, Const):  # or it is about other numbers than 0 and 1
+                found = by_cases(c, _atom, lambda x: False)
             return c if found is None else found
         case _:
             return c
@@ -145,7 +147,7 @@ def _chosen(c: Call) -> Callable[[Load], bool]:
     loads = [x for x in outside(number) if isinstance(x, Load) and x.dtype != "bool"]
     made = [x for x in outside(number) if isinstance(x, Call)]
     masks = c.fn in COMPARISONS and isinstance(other, Const) and len(loads) > 1 and all(x.fn in _LATTICE for x in made)
-    return (lambda x: x in loads) if masks and len({x.tensor for x in loads}) == len(loads) else (lambda x: False)
+    return (lambda x: x in loads) if masks else (lambda x: False)
 
 
 # ------------------------------------------------------------------------------------------------ whole numbers

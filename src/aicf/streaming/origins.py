@@ -17,7 +17,7 @@ from aicf.semantic.ops import At
 from aicf.streaming.pull import PulledTooFar, Puller, output_index, step
 from aicf.streaming.simplify import decide
 
-SHOWN = 3  # tensors named before the rest becomes "…"
+SHOWN = 2  # tensors named before the rest becomes "…"
 LOOKED_AT = 64  # nodes looked at for the tensors that something is made of
 
 

@@ -173,6 +173,9 @@ case("causal, slopes * (j - i) is added to the scores", lambda s, slopes: (
 case("causal, slopes * (j - i) is added to the scores", lambda s, slopes: (
     s + (slopes[:, None, None] * ahead()).masked_fill(ones().triu(1).bool(), -INF)), torch.rand(H))  # fmt: skip
 fill("pairs that a keeps, pairs that b keeps", lambda a, b: torch.minimum(a, b) == 0, PAIRS.float(), PAIRS.float())
+fill("keys that mask keeps, queries that mask keeps", lambda mask: (mask[:, None, None] * mask[:, None, :, None]) == 0,
+     torch.ones(B, N))  # fmt: skip
+fill("a[i] * b[j] < 6", lambda a, b: (a[:, None] * b) >= 6, torch.arange(N) % 3, torch.arange(N) % 5)
 fill("causal, keys that kpm hides", lambda kpm: ones(torch.bool).triu(1) | kpm[:, None, None, :], PADDED)
 fill("(band 4 to each side or keys that far keeps or queries that far keeps)",
      lambda far: ~((ahead().abs() <= 4) | far[:, None, None, :] | far[:, None, :, None]), PLACES % 11 == 0)  # fmt: skip
@@ -267,6 +270,19 @@ def test_a_buffer_and_an_argument_in_a_report() -> None:
     with torch.no_grad():
         report = str(aicf.explain(Buffered(), q, k, v, torch.zeros(B, 1, 1, N), options={"fuse": "always"}))
     assert "  mask       pairs that causal keeps, mask is added to the scores\n" in report
+
+
+def test_names_of_what_is_passed_on_or_written_out() -> None:
+    def attention(q: Tensor, mask: Tensor) -> Tensor:
+        known = torch.tensor([True] * 20 + [False] * (N - 20))
+        return (q @ q.mT).masked_fill(mask[:, None, None] | ~known, -INF).softmax(-1) @ q
+
+    def call(**kwargs: Tensor) -> Tensor:
+        return attention(**kwargs)
+
+    with torch.no_grad():
+        report = aicf.explain(call, q=torch.randn(B, H, N, D), mask=PADDED, options={"fuse": "always"})
+    assert [r.mask for r in report.regions] == ["keys that mask hides, keys that constant0 keeps"]
 
 
 @pytest.mark.parametrize(

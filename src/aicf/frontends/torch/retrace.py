@@ -56,6 +56,8 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
         if hasattr(old, "_dynamo_source"):
             new._dynamo_source = old._dynamo_source
         new._rename(plain_name(old.name))
+    for node in traced.graph.find_nodes(op="get_attr"):  # tensors of numbers that stand in the source
+        node._rename(re.sub("^_tensor_(?=constant)", "", node.name))
     traced.meta.update(gm.meta)
     sources: Any = getattr(gm, "_param_name_to_source", None)
     if sources is not None:
@@ -157,4 +159,5 @@ def plain_name(name: str) -> str:
     text = re.sub(r"^l_+|_+$", "", name.lower())
     text = re.sub(r"(^|_)(self|modules|parameters|buffers)(?=_|$)", "", text)
     text = re.sub(r"_{2,}", "_", text).strip("_")
+    text = re.sub(r"^(kwargs|args_\d+)_(?=\w)", "", text)  # what a call passes on by name, or a module that is itself an argument
     return text if text.isidentifier() else name
