@@ -85,3 +85,9 @@ def test_inputs_from_a_function():
     assert "did you mean 'make_inputs'?" in message("attention", inputs="make_input")
     assert message("attention", inputs="make_nothing").endswith("return a tuple of arguments or a dict of named ones")
     assert message("attention", inputs="make_trouble").endswith("make_trouble failed: RuntimeError: no data")
+
+
+def test_a_tensor_that_cannot_be_made_is_told():
+    for sizes in ("q=99999999999x99999999999", "q=99999999999999999999", "q=99999999x99999999"):
+        said = message("attention", shape=[sizes])
+        assert said.startswith(f"--shape {sizes}: no such tensor can be made (") and "\n" not in said

@@ -51,7 +51,10 @@ def gather(options: Namespace, fn: Callable[..., Any], spec: str) -> Inputs:
     values = [parse_value(text) for text in options.value]
     given: dict[str, Any] = {}
     for seed, t in enumerate(tensors):
-        given[_fresh(t.name, given)] = random_tensor(t.shape, t.dtype, seed)
+        try:
+            given[_fresh(t.name, given)] = random_tensor(t.shape, t.dtype, seed)
+        except (RuntimeError, MemoryError, OverflowError, TypeError) as e:
+            raise CommandError(f"--shape {options.shape[seed]}: no such tensor can be made ({str(e).splitlines()[0]})") from e
     for name, value in values:
         given[_fresh(name, given)] = value
     return bind(fn, given, spec)
