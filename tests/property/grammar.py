@@ -414,7 +414,8 @@ class _Writer:
         kinds = ("causal", "corner", "offset", "tril", "window", "band", "dilated", "prefix", "blocks", "same block",
                 "global", "parity",
                  "documents", "lengths", "rows", "row ends", "row starts", "places", "padding", "padding of ones",
-                "dense", "dense per batch", "dense per head", "threshold", "never", "always", "shuffled documents", "starts")  # fmt: skip
+                "dense", "dense per batch", "dense per head", "threshold", "never", "always", "shuffled documents",
+                "starts")  # fmt: skip
         name = f"x{where}"
         match c.pick(f"condition {where}", *kinds):
             case "causal":
