@@ -20,7 +20,7 @@ import numpy as np
 
 from aicf.backends import llvm
 from aicf.decide import Decision, decide
-from aicf.kernel import Kernel, Tile, print_kernel, statements, written
+from aicf.kernel import Kernel, Rows, Tile, print_kernel, statements, written
 from aicf.kernel.verifier import check_kernel
 from aicf.mcir import (
     AttentionPatternPass,
@@ -160,6 +160,12 @@ class RegionResult:
         built = llvm.build(kernel)
         return built.llvm if stage == "llvm" else built.asm
 
+    def row_ends(self) -> int:
+        """How many rows a block has that ends its keys by itself inside of a partial tile; 0 where none does."""
+        if self.executable is None:
+            return 0
+        return max((s.step for s in statements(self.executable.kernel.body) if isinstance(s, Rows) and s.ends), default=0)
+
     def outline(self) -> str:
         """The MCIR outline of a streamed region."""
         return dump_module(MCModule(regions=[self.region] if self.region else []), outline=True)
@@ -167,7 +173,7 @@ class RegionResult:
     def count_tiles(self, sizes: Mapping[str, int], tensors: Mapping[str, Any]) -> dict[str, int]:
         """Empty, partial and full tiles of a call: `sizes` by source symbol, `tensors` as arrays by kernel name."""
         assert self.executable is not None
-        return tile_counts(self.executable.kernel, self.executable.sizes(sizes), tensors)
+        return _known(self.executable, tile_counts(self.executable.kernel, self.executable.sizes(sizes), tensors))
 
 
 @dataclass
@@ -270,9 +276,8 @@ def rescheduled(result: RegionResult, options: Options, hints: Mapping[str, int]
 
 def _assumed(region: Region) -> str:
     """What skipping rests on."""
-    phases = [t.attrs.get("phases") for s in region.subregions for t in s.subregions]
-    skips = any(isinstance(p, Tiling) and not (isinstance(p.empty, Const) and not p.empty.value) for p in phases)
-    said = "k and v are finite where the mask hides them, so that such tiles are skipped (strict=True assumes nothing)"
+    skips = any(not (isinstance(p.empty, Const) and not p.empty.value) for p in _tilings(region))
+    said = "scores and values are finite where a mask hides them, so that such tiles can be skipped (strict=True assumes nothing)"
     return said if skips else ""
 
 
@@ -322,13 +327,25 @@ def _tiles(kernel: Kernel) -> list[Tile]:
     return [t for t in found if t is not None]
 
 
+def _known(executable: Executable, counts: dict[str, int]) -> dict[str, int]:
+    """`counts` of the kernel's phases as they are said: a tile is full if no mask is needed in it."""
+    if not any(p.undecided for p in _tilings(executable.region)):
+        return counts
+    return {"empty": counts["empty"], "partial": counts["partial"] + counts["full"], "full": 0}
+
+
+def _tilings(region: Region) -> list[Tiling]:
+    found = [t.attrs.get("phases") for s in region.subregions for t in s.subregions]
+    return [p for p in found if isinstance(p, Tiling)]
+
+
 def _static_tiles(executable: Executable, hints: Mapping[str, int]) -> dict[str, int] | None:
     """Tile counts when they follow from sizes alone."""
     kernel = executable.kernel
     if kernel.summaries or any(s not in hints for s in executable.symbols):
         return None
     try:
-        return tile_counts(kernel, executable.sizes(hints), {})
+        return _known(executable, tile_counts(kernel, executable.sizes(hints), {}))
     except (KeyError, ValueError):
         return None
 

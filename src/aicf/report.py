@@ -118,6 +118,8 @@ def _lines(group: Sequence[RegionResult]) -> list[str]:
         share = f" ({100 * r.tiles.get('empty', 0) // total} % skipped)" if total else ""
         given = ", with the tensors of this call" if r.of_call else ""
         lines.append(f"  tiles      {', '.join(f'{n} {kind}' for kind, n in r.tiles.items())}{share}{given}")
+        if r.tiles["partial"] and r.row_ends():
+            lines[-1] += f"; in partial ones each {r.row_ends()} rows end where their last key does"
     elif r.assumes:
         lines.append("  tiles      skipped as far as the mask's tensors allow, which is known when it runs")
     if r.bytes_unfused is not None:

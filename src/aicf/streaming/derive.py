@@ -10,7 +10,7 @@ everything else is hoisted behind the stream, which is exact because a sum is li
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aicf.scalar import (
@@ -232,7 +232,8 @@ def _sum(s: _States, name: str, body: Expr) -> Expr:
         for me in [var(name, dtype), *(g for g, _ in sums if len(parts) == 1)]:
             c.positive.add(me)
             c.covers[me] = [s.terms[g] for g, rest in sums if rest == Term()]
-    return _chosen(c, [(t, _restored(s, g, rest), _outer(t, rest)) for g, t, rest in parts], dtype)
+    done = [(t, _restored(s, g, rest), _outer(t, rest)) for g, t, rest in parts]
+    return _chosen(c, done, dtype, lambda t, g: _zeros(s, name, t, g, dtype))
 
 
 def _only_row(c: Context, t: Term) -> bool:
@@ -266,6 +267,17 @@ def _unless_nothing(c: Context, t: Term) -> list[Term]:
         tuple(e for e in t.inner[1] if e in apart),
     )
     return [Term(powers=((NOTHING, 1), *rows, *checks), exponent=apart, keep=t.keep, rows=t.rows, inner=inner)]
+
+
+def _zeros(s: _States, name: str, t: Term, g: Expr, dtype: DType) -> Expr:
+    """What the carried sum `g` of `t` is in a row of which no element is selected: 0, or in strict mode NaN where 0 met what is
+    not finite. `g` itself may be NaN because of its reference alone."""
+    if not s.c.strict:
+        return const(0, dtype)
+    if not t.exponent:
+        return g
+    mine = tuple(p for p in t.powers if s.c.has_x(p[0]))
+    return _carried(s, name, Term(powers=((NOTHING, 1), *mine)), dtype)[0] if mine else const(0, dtype)
 
 
 def _restored(s: _States, g: Expr, rest: Term) -> Term:
@@ -492,8 +504,11 @@ def _scale(c: Context, matches: list[Match]) -> Expr | None:
     return exponential(moved, c.dtype) if moved else None
 
 
-def _chosen(c: Context, parts: list[tuple[Term, Term, Term]], dtype: DType) -> Expr:
-    """The sum of (term, carried sum times hoisted factor, the hoisted factor's part that is outside of conditions).
+def _chosen(
+    c: Context, parts: list[tuple[Term, Term, Term]], dtype: DType, zeros: Callable[[Term, Expr], Expr]
+) -> Expr:
+    """The sum of (term, carried sum times hoisted factor, the hoisted factor's part that is outside of conditions). `zeros`: what
+    a carried sum of a term is where nothing is selected.
 
     Row conditions select between whole sums: the side not taken may hold NaN.
     """
@@ -503,7 +518,7 @@ def _chosen(c: Context, parts: list[tuple[Term, Term, Term]], dtype: DType) -> E
             contrary = call("not", base)
             yes = [(replace(u, rows=_less(u.rows, base)), h, o) for u, h, o in parts if contrary not in u.rows]
             no = [(replace(u, rows=_less(u.rows, contrary)), h, o) for u, h, o in parts if base not in u.rows]
-            return call("where", base, _chosen(c, yes, dtype), _chosen(c, no, dtype))
+            return call("where", base, _chosen(c, yes, dtype, zeros), _chosen(c, no, dtype, zeros))
     groups: dict[object, list[tuple[Term, Term, Term]]] = {}
     for t, h, outer in parts:
         selected = product(h, inverse(outer))
@@ -518,9 +533,8 @@ def _chosen(c: Context, parts: list[tuple[Term, Term, Term]], dtype: DType) -> E
         if group:
             # No element was selected: the source adds up zeros, whatever the row's factor under the condition is.
             t, _, outer = members[0]
-            # (The carried sums are that, or NaN where 0 met what is not finite.)
-            zeros = add_up([Term(powers=h.powers[:1]) for _, h, _ in members], dtype) if c.strict else const(0, value.dtype)
-            value = call("where", some(c, t.keep), value, zeros)
+            none = add_up([Term(powers=((zeros(u, h.powers[0][0]), 1),)) for u, h, _ in members], dtype)
+            value = call("where", some(c, t.keep), value, none)
             value = value if outer == Term() else to_expr(product(Term(powers=((value, 1),)), outer), dtype)
         total = value if total is None else call("add", total, value)
     return const(0, dtype) if total is None else total

@@ -405,6 +405,11 @@ def _is_nan(c: Context, p: Expr) -> Expr | None:
     base = matched[0].base
     exponential = _exponential_key(t.exponent)
     event: Expr = call("eq", base.state, const(IDENTITY[base.op], base.state.dtype))
+    # What else the source subtracts, a log-sum-exp, is NaN where a score is; where one is inf, the others give 0.
+    rows = [e for e in t.exponent if e not in streamed and any(c.has_rho(a) and a is not base.state for a, _ in e.powers)]
+    if rows:
+        event = call("or", call("eq", call("abs", base.state), const(float("inf"), base.state.dtype)),
+                     call("isnan", add_up(rows, c.dtype)))  # fmt: skip
     for atom, n in t.powers:
         if n == -1 and _covering(c, atom, exponential):
             event = call("or", event, call("isnan", atom))

@@ -55,7 +55,7 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
     for old, new in zip(placeholders, [n for n in traced.graph.nodes if n.op == "placeholder"], strict=True):
         if hasattr(old, "_dynamo_source"):
             new._dynamo_source = old._dynamo_source
-        new._rename(plain_name(old.name))
+        new._rename(plain_name(str(old.target)))  # names of nodes are in lower case
     for node in traced.graph.find_nodes(op="get_attr"):  # tensors of numbers that stand in the source
         node._rename(re.sub("^_tensor_(?=constant)", "", node.name))
     traced.meta.update(gm.meta)
@@ -155,8 +155,8 @@ def _fake(mode: FakeTensorMode, context: TracingContext | None, node: torch.fx.N
 
 
 def plain_name(name: str) -> str:
-    """Dynamo's name of an input as its author would write it: `l_self_modules_attn_parameters_weight_` -> `attn_weight`."""
-    text = re.sub(r"^l_+|_+$", "", name.lower())
+    """Dynamo's name of an input as its author would write it: `L_self_modules_attn_parameters_weight_` -> `attn_weight`."""
+    text = re.sub(r"^[lL]_+|_+$", "", name)
     text = re.sub(r"(^|_)(self|modules|parameters|buffers)(?=_|$)", "", text)
     text = re.sub(r"_{2,}", "_", text).strip("_")
     text = re.sub(r"^(kwargs|args_\d+)_(?=\w)", "", text)  # what a call passes on by name, or a module that is itself an argument

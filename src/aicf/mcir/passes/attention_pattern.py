@@ -148,10 +148,11 @@ def place(node: Node | None) -> Location | None:
 
 
 def unfused_bytes(node: Node) -> Expr:
-    """Bytes of the tensor of rows x keys that the unfused form keeps for `node`: its larger operand."""
+    """Bytes of the tensors of rows x keys that the unfused form keeps for `node`: scores and weights, each as large as its larger
+    operand."""
 
     def total(t: TensorType) -> Expr:
-        n: Expr = integer_const(BYTES[t.dtype])
+        n: Expr = integer_const(2 * BYTES[t.dtype])
         for d in t.shape:
             n = call("mul", n, d)
         return n

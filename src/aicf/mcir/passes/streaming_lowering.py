@@ -105,7 +105,7 @@ class Tiling:
     everywhere in it (`full`, with the conditions that are then decided), the bounds of the stream, the finite fill whose
     absorption has
     to be checked at the end (None: nothing to check), and the per-tile summaries of per-token tensors that the conditions
-    read."""
+    read. `undecided`: something that may be a mask is never proved to hold, so that no tile is known to be without."""
 
     empty: Expr
     full: Expr
@@ -115,6 +115,7 @@ class Tiling:
     fill: float | None
     summaries: tuple[tiles.Request, ...]
     strict: bool = False
+    undecided: bool = False
 
     def __str__(self) -> str:
         lines = [f"empty when {show(self.empty)}", f"full when {show(self.full)}"]
@@ -436,12 +437,13 @@ def tiling(found: Recognised, program: StreamProgram, tile_m: int, tile_n: int, 
     end = call("add", index(stream.name + "0"), integer_const(tile_n))
     full: Expr = call("le", end, index("M"))
     decided: list[tuple[Expr, bool]] = []
+    undecided = False
     bounded: list[Expr] = []  # a tile that only some conditions leave whole may be cut by the stream's end
     for body in (*(b.body for b in program.bases), *(s.weight for s in program.sums)):
         for c, polarity in _mask_conditions(body, frozenset({row, stream})):
             holds = tiles.must(box, c if polarity else call("not", c))
             if isinstance(holds, Const) and not holds.value:
-                bounded = high
+                bounded, undecided = high, True
             elif (c, polarity) not in decided:
                 decided.append((c, polarity))
                 full = call("and", full, holds)
@@ -450,7 +452,16 @@ def tiling(found: Recognised, program: StreamProgram, tile_m: int, tile_n: int, 
     used = {x.tensor for e in (empty, full) for x in walk(e) if isinstance(x, Load)}
     summaries = tuple(r for r in box.requests.values() if r.param in used)
     never = isinstance(empty, Const) and not empty.value
-    return Tiling(empty, full, tuple(decided), tuple(low), tuple(high), None if never else fills.largest, summaries, strict)
+    # Masks that are added: numbers with -inf among them, or what is multiplied with a large negative one.
+    undecided |= any(is_float(r.value.dtype) or _lowest(r.value) for r in summaries)
+    undecided |= not decided and any(_lowest(b.body) for b in program.bases)
+    fill = None if never else fills.largest
+    return Tiling(empty, full, tuple(decided), tuple(low), tuple(high), fill, summaries, strict, undecided)
+
+
+def _lowest(e: Expr) -> bool:
+    """Whether a mask's fill is part of `e`."""
+    return any(isinstance(x, Const) and is_float(x.dtype) and x.value <= tiles.FILL for x in walk(e))
 
 
 def _mask_conditions(body: Expr, positions: frozenset[Var]) -> list[tuple[Expr, bool]]:

@@ -1,0 +1,69 @@
+"""Rows that are NaN, or are made zeros again after they were NaN, are so exactly where eager has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.contract import assert_contract
+
+KEEP = torch.rand(9, 65, generator=torch.Generator().manual_seed(0)) < 0.6
+KEEP[3] = False
+KEEP[7] = False
+
+
+def filled_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-1).masked_fill(~KEEP, 0.0) @ v
+
+
+def chosen_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.where(KEEP, (q @ k.mT).softmax(-1), 0.0) @ v
+
+
+def through_a_logsumexp(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q @ k.mT
+    return (s - s.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0) @ v
+
+
+def chosen_where_nan(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = (q @ k.mT).masked_fill(~KEEP, float("-inf"))
+    p = (s - s.logsumexp(-1, keepdim=True)).exp()
+    return torch.where(p.isnan(), 0.0, p) @ v
+
+
+def without_nan(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-1).nan_to_num(0.0) @ v
+
+
+FORMS: list[Callable[[Tensor, Tensor, Tensor], Tensor]] = [
+    filled_after, chosen_after, through_a_logsumexp, chosen_where_nan, without_nan,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("fn", FORMS)
+def test_rows_of_queries_that_are_not_finite(fn: Callable[[Tensor, Tensor, Tensor], Tensor], strict: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, 2, n, 16, generator=generator) for n in (9, 65, 65))
+    q[0, 0, 3, 2] = q[0, 1, 5, 4] = float("nan")
+    q[0, 0, 6] = float("inf")
+    compiled = torch.compile(fn, backend="aicf", options={"fuse": "always", "rest": "eager", "strict": strict})
+    with torch.no_grad():
+        assert_contract(compiled(q, k, v).numpy(), fn(q, k, v).numpy(), fn(q.double(), k.double(), v.double()).numpy(), "f32")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_values_that_are_not_finite_in_rows_without_weights(strict: bool) -> None:
+    """0 times what is not finite is NaN in strict mode, also where the row of weights was NaN before it was filled."""
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(1, 2, n, 16, generator=generator) for n in (9, 65, 65))
+    q[0, 0, 3, 2] = float("nan")
+    v[0, 0, 11, 5] = float("inf")
+    compiled = torch.compile(filled_after, backend="aicf", options={"fuse": "always", "rest": "eager", "strict": strict})
+    with torch.no_grad():
+        got, eager = compiled(q, k, v), filled_after(q, k, v)
+    assert torch.equal(got.isnan(), eager.isnan()) or not strict
+    assert got[0, 1].isfinite().all()
