@@ -128,7 +128,8 @@ def recognise(
         unread = after_softmax(node, context.settings.sources) if best is None and context.settings.sources else None
         if unread is not None:
             why = context.settings.unknown.get(unread, "it is not followed")
-            best = Refused(node, f"{unread.name} stands between the softmax and the sum with the values: {why}")
+            guilty = unread if unread.location and unread.location.file else None
+            best = Refused(node, f"{unread.name} stands between the softmax and the sum with the values: {why}", guilty)
         if best is None and context.single_keys and single_key(node):
             best = Refused(node, "it attends to a single key: all weights are 1, and there is nothing to stream")
         made_of = without_products(node) if best is None and context.softmaxes else None
@@ -373,9 +374,8 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
     if any(variables(e) & columns for a in extraction.atoms.values() for e in (a.row, a.key)):
         why = "the scores are others for every column of the values, so that a tile of them serves one column only"
         return next(iter(leaks.values()), Refused(c.node, why)) if c.softmax_like else None
-    whole = next((a.row.dtype for a in extraction.atoms.values() if not is_float(promote(a.row.dtype, a.key.dtype))), None)
-    if whole is not None:
-        why = f"its scores are products in {whole}; kernels multiply floating point numbers: convert queries and keys before"
+    if any(not is_float(promote(a.row.dtype, a.key.dtype)) for a in extraction.atoms.values()):
+        why = "its scores are products of integers; kernels multiply floating point numbers: convert queries and keys before"
         return Refused(c.node, why) if c.softmax_like else None
     if not extraction.atoms:
         return Refused(c.node, "the mask hides every score, whatever they are: nothing is left to stream", None)
