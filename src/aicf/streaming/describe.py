@@ -141,10 +141,11 @@ class Words:
         text = text.replace("~", "not ", 1) if text.startswith("~") else text
         if len(text) <= LONGEST:
             return text
-        names = [*dict.fromkeys(self.name(x.tensor) for x in loads)]
         bare = substitute(e, {x: const(0, x.dtype) for x in loads})
+        own = variables(bare) - {self.row, self.stream}  # tensors that are said by their names alone, and sizes
+        names = [*dict.fromkeys([*(self.name(x.tensor) for x in loads), *sorted(v.name for v in own)])]
         names += ["positions"] if variables(bare) & {self.row, self.stream} else []
-        listed = " and ".join(x for x in (", ".join(names[:-1]), names[-1]) if x)
+        listed = " and ".join(x for x in (", ".join(names[:-1]), *names[-1:]) if x)
         return f"{'a condition on' if e.dtype == 'bool' else 'a function of'} {listed}"
 
     # ---------------------------------------------------------------- conditions on positions

@@ -303,3 +303,15 @@ def test_both_masks_of_multihead_attention(padding: Tensor, pairs: Any, words: s
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         report = str(aicf.explain(attend, torch.randn(B, N, 24), padding, pairs, options={"fuse": "always"}))
     assert f"  mask       {words}\n" in report
+
+
+def test_a_long_condition_on_one_tensor_is_named_by_it() -> None:
+    """Words are never what a graph is lost by."""
+
+    def hidden(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+        far = (((m * 1.2345678 + 0.1234567) * 3.4567891 - 0.7654321).abs() * 2.3456789 + 1.1111111) > 0.5000001
+        return (q @ k.mT).masked_fill(far, -INF).softmax(-1) @ v
+
+    q, k, v = (torch.randn(B, H, N, D) for _ in range(3))
+    (region,) = aicf.explain(hidden, q, k, v, torch.randn(N, N), options={"fuse": "always"}).regions
+    assert (region.status, region.mask) == ("streamed", "pairs where a condition on m")

@@ -22,7 +22,7 @@ from aicf.mcir.values import MCValue
 from aicf.scalar import BYTES, Const, Expr, Load, call, integer_const, show, variables, walk
 from aicf.semantic import Graph, Location, Node, TensorType
 from aicf.streaming.describe import Words
-from aicf.streaming.masks import has_mask, keep_of, parts_of
+from aicf.streaming.masks import Part, has_mask, keep_of, parts_of
 from aicf.streaming.origins import Origins
 from aicf.streaming.recognise import Recognised, Refused, Settings, recognise
 from aicf.streaming.stack import stacked
@@ -67,6 +67,13 @@ def _module(found: Iterable[Recognised | Refused], sources: Sources = MappingPro
     return module
 
 
+def _words(seen: Recognised, origins: Origins, parts: list[Part]) -> str:
+    try:
+        return Words(seen.row, seen.stream, origins.name).parts(parts)
+    except Exception:  # only words are lost by it, never a model's attentions
+        return "a mask that AICF fails to put into words, which is an error to report"
+
+
 def _region(seen: Recognised, name: str, sources: Sources) -> ExecutionRegion:
     found = stacked(seen)
     b = MCIRBuilder()
@@ -86,7 +93,7 @@ def _region(seen: Recognised, name: str, sources: Sources) -> ExecutionRegion:
     region.attrs["axes"] = _axes(found)
     region.attrs["scores"] = {a.name: f"sum over {a.over.name} of {show(a.row)} * {show(a.key)}" for a in found.atoms}
     if parts:
-        region.attrs["mask"] = Words(seen.row, seen.stream, origins.name).parts(parts)
+        region.attrs["mask"] = _words(seen, origins, parts)
     keep = keep_of(parts)
     if keep is not None:
         region.attrs["keeps"] = show(keep)
