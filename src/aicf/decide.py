@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aicf.mcir.passes.streaming_lowering import tiling
+from aicf.mcir.passes.streaming_lowering import Tiling, tiling
 from aicf.scalar import BYTES, Call, Const, Expr, Load, Var, evaluate, integer, is_float, variables, walk
 from aicf.schedule.cost import choose, should_fuse
 from aicf.schedule.problem import Problem
@@ -68,7 +68,7 @@ def decide(
     workers = threads or getattr(machine, "cores", 1)
     problem = problem_of(found, program, workers, hints)
     # What is only assumed to be skipped chooses tiles, but is no reason to stream. On a GPU small tiles cost much more.
-    sure = replace(problem, skipped=0.0, edges=0, ended=0) if _assumed(found, program) else problem
+    sure = replace(problem, skipped=0.0, edges=0, ended=0) if _assumed(found, tiling(found, program, 32, 32)) else problem
     problem = problem if isinstance(machine, CpuTarget) else sure
     meaning = meaning_of(found, program)
     best = None if fixed else measured(problem, machine, meaning)
@@ -108,9 +108,9 @@ def problem_of(found: Recognised, program: StreamProgram, threads: int, hints: M
     own = items
     if shared is not None and shared.tensor in found.loads:
         own = max(1, number(product(found.loads[shared.tensor].type.shape)) // (keys * widths[0]))
-    skipped, edges = _skipped(found, program, rows, keys, dict(hints))
-    bodies = [*(b.body for b in program.bases), *(s.weight for s in program.sums)]
     tiled = tiling(found, program, 32, 32)
+    skipped, edges = _skipped(found, program, tiled, rows, keys, dict(hints))
+    bodies = [*(b.body for b in program.bases), *(s.weight for s in program.sums)]
     calls = {x for e in bodies for x in walk(e) if isinstance(x, Call)}
     per_score = [x for x in calls if variables(x) & {*program.atoms, found.stream}]
     return Problem(
@@ -132,13 +132,15 @@ def _loads(bodies: Iterable[Expr], wanted: Callable[[frozenset[Var]], bool]) -> 
     return tuple(BYTES[x.dtype] for x in loads if wanted(variables(x)))
 
 
-def _skipped(found: Recognised, program: StreamProgram, rows: int, keys: int, hints: dict[str, int]) -> tuple[float, int]:
+def _skipped(
+    found: Recognised, program: StreamProgram, tiled: Tiling, rows: int, keys: int, hints: dict[str, int]
+) -> tuple[float, int]:
     """The share of scores in provably empty tiles were tiles small, and the number of edges that make larger tiles compute more:
     a line through the shares at two tile lengths. When emptiness depends on tensors: (0, 0), or what is assumed of them."""
     short, long = 32, 128
     if min(rows, keys) < 2 * short:
         return 0.0, 0
-    assumed = _assumed(found, program)
+    assumed = _assumed(found, tiled)
     if assumed is not None:
         return assumed
     shares = [_empty_share(found, program, n, rows, keys, hints) for n in (short, long)]
@@ -148,10 +150,9 @@ def _skipped(found: Recognised, program: StreamProgram, rows: int, keys: int, hi
     return min(0.999, shares[0] + edges * short / keys), edges
 
 
-def _assumed(found: Recognised, program: StreamProgram) -> tuple[float, int] | None:
+def _assumed(found: Recognised, tiled: Tiling) -> tuple[float, int] | None:
     """What is assumed to be skipped, and its edges, where the mask's empty tiles follow from tensors that say something of the
     rows; None where they do not. Numbers that are added to every score are seldom a mask: nothing is assumed of them."""
-    tiled = tiling(found, program, 32, 32)
     read = {x.tensor for x in walk(tiled.empty) if isinstance(x, Load)}
     of_rows = [r for r in tiled.summaries if r.param in read and found.row in r.axes]
     if any(len(r.axes) == 1 for r in of_rows):

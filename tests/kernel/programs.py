@@ -246,13 +246,15 @@ def finite_fill(tile_m: int = 20, tile_n: int = 16, rows: int = 6) -> Kernel:
     return Kernel("finite_fill", params(8, 12), ("B", "H", "N", "M"), (), ax, (body,))
 
 
+def tiles(extent: Expr, length: int) -> Expr:
+    """How many tiles of a length an extent has."""
+    return call("floordiv", call("add", extent, size(length - 1)), size(length))
+
+
 def documents(tile_m: int = 20, tile_n: int = 16, rows: int = 6) -> Kernel:
     """A query sees the keys of its own document. Per-tile extremes of the ids tell which tile pairs are empty or full."""
     ax = axes(8, 12, tile_m, tile_n)
     i0, j0 = ax[0].origin, ax[1].origin
-
-    def tiles(extent: Expr, length: int) -> Expr:
-        return call("floordiv", call("add", extent, size(length - 1)), size(length))
 
     extra = (
         TensorParam("qdoc", "i64", (B, N)),
@@ -290,9 +292,6 @@ def dense_mask(tile_m: int = 20, tile_n: int = 16, rows: int = 6) -> Kernel:
     full."""
     ax = axes(8, 12, tile_m, tile_n)
     i0, j0 = ax[0].origin, ax[1].origin
-
-    def tiles(extent: Expr, length: int) -> Expr:
-        return call("floordiv", call("add", extent, size(length - 1)), size(length))
 
     counts = (B, tiles(N, tile_m), tiles(M, tile_n))
     extra = (TensorParam("keep", "bool", (B, N, M)), *(TensorParam(x, "i32", counts, "scratch") for x in ("some", "every")))

@@ -103,6 +103,8 @@ def _phases(names: Names, operands: Mapping[str, Tile], before: list[Stmt], empt
 def _row_ends(names: Names) -> tuple[tuple[str, Expr], ...]:
     """Where the streamed axis ends for a block of rows: the stream's own bound, for as many rows as a block has. What is known of
     tiles from their tensors is known of whole tiles alone, and says nothing more of a block."""
+    if not names.tiling.high:
+        return ()
     tiled = tiling(names.found, names.program, names.schedule.rows, names.schedule.tile_n, names.tiling.strict)
     of_rows = {r.param for r in tiled.summaries if names.found.row in r.axes}
     known = [e for e in tiled.high if not any(isinstance(x, Load) and x.tensor in of_rows for x in walk(e))]
