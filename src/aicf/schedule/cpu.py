@@ -30,7 +30,11 @@ BLOCK_CYCLES = 60.0  # per block and key tile: loops, addresses, the edges of th
 TILE_CYCLES = 150.0  # per key tile: which phase, loop set-up
 COPY_CYCLES = 1.0  # per vector copied (or converted) into the packed tile
 TRANSPOSE_CYCLES = 2.5  # per vector transposed into it
-LINE_CYCLES = 4.0  # per line of K and V read again: asking for it ahead, and what is left of its way from a farther cache
+LINE_CYCLES = 12.0  # per line of K and V read again: asking for it ahead, and what is left of its way from a farther cache
+# Of the time that rows' queries and accumulators take to come from L3, when they are more than L2 holds: the next block's are asked
+# for during a block, which leaves this share to wait for.
+SPILL_SHARE = 0.4
+WORKING_BYTES = 2 << 20  # that a thread may keep, however much faster more would be
 L2_BYTES = 32.0  # per cycle, from L2 to L1
 # Bytes on their way to a core at a time: 48 lines that an L2 cache keeps asked for. What a block of rows asks for beyond them,
 # of the next tile, is waited for.
@@ -125,7 +129,7 @@ def working_set(p: Problem, tile_m: int, tile_n: int, rows: int) -> int:
 
 def candidates(p: Problem, t: CpuTarget) -> tuple[list[int], list[int], RegisterTile]:
     """(tile_m, tile_n, register tile) to be compared: multiples of the register tile, tile_n up to `depth_limit`, tile_m up to
-    the rows and while the working set fits the share of L2 (the smallest always)."""
+    the rows."""
     block = register_tile(t, uses_matrix_unit(p, t))
     deepest = depth_limit(t, block)
     ns = [block.columns * x for x in (1, 2, 4, 8, 16) if x == 1 or block.columns * x <= deepest]
@@ -137,7 +141,9 @@ def candidates(p: Problem, t: CpuTarget) -> tuple[list[int], list[int], Register
 
 
 def fits(p: Problem, t: CpuTarget, tile_m: int, tile_n: int, rows: int) -> bool:
-    return working_set(p, tile_m, tile_n, rows) <= CACHE_SHARE * t.l2
+    """Whether a tile is worth comparing: what every block of rows uses, the packed keys and values, stays in L2, and all of it
+    in what a thread may keep."""
+    return working_set(p, rows, tile_n, rows) <= CACHE_SHARE * t.l2 and working_set(p, tile_m, tile_n, rows) <= WORKING_BYTES
 
 
 def threads(p: Problem, t: CpuTarget) -> int:
@@ -224,7 +230,8 @@ def estimate(p: Problem, s: Schedule, t: CpuTarget) -> float:
         rate = _stream_rate(p, t, p.rows * (p.width * p.bytes + state), 1)
         item += share * turns * p.rows * (p.width * p.bytes + 2 * state) / rate
     if working_set(p, s.tile_m, s.tile_n, s.rows) > CACHE_SHARE * t.l2:
-        item += share * tiles * turns * 4 * min(s.tile_m, p.rows) * (p.width + 2 * p.value_width) / t.bytes_per_cycle_l3
+        moved = tiles * turns * 4 * min(s.tile_m, p.rows) * (p.width + 2 * p.value_width)
+        item += share * SPILL_SHARE * moved / t.bytes_per_cycle_l3
     item += p.rows * both * p.bytes / _dram_rate(p, t)
     units = p.items * s.kv_split * (tiles if s.order == "q_major" else 1)
     n = threads(p, t)
