@@ -31,8 +31,8 @@ TILE_CYCLES = 150.0  # per key tile: which phase, loop set-up
 COPY_CYCLES = 1.0  # per vector copied (or converted) into the packed tile
 TRANSPOSE_CYCLES = 2.5  # per vector transposed into it
 LINE_CYCLES = 12.0  # per line of K and V read again: asking for it ahead, and what is left of its way from a farther cache
-# Of the time that rows' queries and accumulators take to come from L3, when they are more than L2 holds: the next block's are asked
-# for during a block, which leaves this share to wait for.
+# Of the time that queries and accumulators take to come from L3 or memory, when they are more than L2 holds: this share is waited
+# for, the rest is hidden, since a block's are asked for ahead.
 SPILL_SHARE = 0.4
 WORKING_BYTES = 2 << 20  # that a thread may keep, however much faster more would be
 L2_BYTES = 32.0  # per cycle, from L2 to L1
@@ -230,8 +230,9 @@ def estimate(p: Problem, s: Schedule, t: CpuTarget) -> float:
         rate = _stream_rate(p, t, p.rows * (p.width * p.bytes + state), 1)
         item += share * turns * p.rows * (p.width * p.bytes + 2 * state) / rate
     if working_set(p, s.tile_m, s.tile_n, s.rows) > CACHE_SHARE * t.l2:
-        moved = tiles * turns * 4 * min(s.tile_m, p.rows) * (p.width + 2 * p.value_width)
-        item += share * SPILL_SHARE * moved / t.bytes_per_cycle_l3
+        kept = 4 * min(s.tile_m, p.rows) * (p.width + p.value_width)
+        moved = kept * (p.width + 2 * p.value_width) / (p.width + p.value_width)
+        item += share * SPILL_SHARE * tiles * turns * moved / min(t.bytes_per_cycle_l3, _stream_rate(p, t, kept, 1))
     item += p.rows * both * p.bytes / _dram_rate(p, t)
     units = p.items * s.kv_split * (tiles if s.order == "q_major" else 1)
     n = threads(p, t)

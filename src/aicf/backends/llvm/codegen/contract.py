@@ -15,6 +15,7 @@ from aicf.backends.llvm.codegen.inplace import Run, run
 from aicf.backends.llvm.codegen.layout import Layout, roles
 from aicf.backends.llvm.codegen.micro import InTensor, Micro, Panel, Start, micro_kernel, short_kernel
 from aicf.backends.llvm.codegen.points import Point, Slot, Span
+from aicf.backends.llvm.codegen.requests import ask
 from aicf.backends.llvm.codegen.roles import Roles
 from aicf.backends.llvm.codegen.scope import Index, Scope
 from aicf.backends.llvm.codegen.text import I64
@@ -112,7 +113,9 @@ class _Product:
         if few or view.length <= 2 * target.lanes or isinstance(self.b, Lying):
             wide = 1  # room for two partial sums per element: they round less, and few rows or columns take little time anyway
         words = shape.lanes // target.lanes
+        requests = () if again or first != Index(0, 0) else scope.requests.get(id(s), ())
         with scope.fn.loop(0, scope.fn.ceil_div(view.valid, shape.chunk)) as block:
+            ask(scope.fn, requests, block, -(-view.length // shape.chunk))
             for word in range(0, words, wide):
                 self._rows(at, Index(block, word * target.lanes), start, steps, min(wide, words - word))
 
@@ -168,7 +171,8 @@ class _Product:
             b, base, more = self._lying(self.b, at, again)
         shape = Micro(
             rows, vectors, self.element, in_tile(self.a.dtype), b, in_tile(self.c.dtype), row(self.a), self.a.linear(s.over) or 1,
-            row(self.c), row(scale) if scale is not None else 0, start, steps if isinstance(steps, int) else None,
+            row(self.c), row(scale) if scale is not None else 0, start,
+            steps if isinstance(steps, int) and isinstance(self.b, Lying) else None,
         )  # fmt: skip
         made = micro_kernel if valid is None else short_kernel
         arguments = f"ptr {pointer(self.a)}, ptr {base}, ptr {pointer(self.c)}, ptr {'null' if scale is None else pointer(scale)}"

@@ -9,13 +9,13 @@ from __future__ import annotations
 from aicf.backends.llvm.codegen.elementwise import AxisLoops, Group, emit_group
 from aicf.backends.llvm.codegen.inplace import coefficient
 from aicf.backends.llvm.codegen.layout import Layout
-from aicf.backends.llvm.codegen.points import LINE, Point, Slot, Span, Spread, from_stored, to_stored, vector_at
-from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef, View
+from aicf.backends.llvm.codegen.points import Point, Slot, Span, Spread, from_stored, to_stored, vector_at
+from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef
 from aicf.backends.llvm.codegen.shuffles import transposed
 from aicf.backends.llvm.codegen.text import I64
-from aicf.backends.llvm.codegen.values import Value, held, in_tile, stored
+from aicf.backends.llvm.codegen.values import held, in_tile, stored
 from aicf.kernel import LoadTile, Map, StoreTile, Tile
-from aicf.scalar import BYTES, Load, affine, cast, load, variables, walk
+from aicf.scalar import affine, cast, load, variables
 
 
 def emit_load(s: LoadTile, scope: Scope, tiles: dict[str, Tile]) -> None:
@@ -113,32 +113,6 @@ def _split(scope: Scope, element: I64, chunk: int) -> Index:
     if isinstance(element, int):
         return Index(element // chunk, element % chunk)
     return Index(0, element)
-
-
-def prefetch(s: LoadTile, scope: Scope, tiles: dict[str, Tile], part: I64, parts: int) -> None:
-    """Ask for one of `parts` shares of the memory that this load reads in the stream's next tile. Only for rows that are found by
-    arithmetic; past the end of a tensor a request is harmless."""
-    fn, stream, tensor = scope.fn, scope.streamed, scope.kernel.tensor(s.tensor)
-    if stream is None or stream not in s.tile.axes or len(s.tile.axes) != 2 or tensor.unit is None:
-        return
-    (along,) = (a for a in s.tile.axes if a != stream)
-    if coefficient(s.at[tensor.unit], scope.kernel.axis(along).position) != 1 or any(
-        isinstance(n, Load) for e in s.at for n in walk(e)
-    ):
-        return
-    length = scope.views[stream].length
-    following = scope.bind(stream + "0", Value(str(fn.add(scope.origin(stream), length)), "i64"))
-    following = following.see(stream, View(0, length, length))
-    share = -(-length // parts)
-    for k in range(share):
-        row = fn.add(fn.mul(part, share), k)
-        point = Point(following, {stream: Index(0, row), along: Index(0, 0)}, None, Slot(0, 0), tiles)
-        span = point.span(following.tensors[s.tensor], s.at, point.evaluator())
-        assert isinstance(span, Span)
-        kind = stored(tensor.dtype)
-        for first in range(0, scope.views[along].length, LINE // BYTES[tensor.dtype]):
-            pointer = fn.pointer(following.tensors[s.tensor].base, fn.add(span.offset, first), kind)
-            fn.prefetch(pointer, nearness=2)
 
 
 # ------------------------------------------------------------------------------------------------ stores

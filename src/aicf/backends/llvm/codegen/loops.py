@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aicf.backends.llvm.codegen.contract import emit_contract
-from aicf.backends.llvm.codegen.copies import emit_load, emit_store, prefetch
+from aicf.backends.llvm.codegen.copies import emit_load, emit_store
 from aicf.backends.llvm.codegen.elementwise import AxisLoops, Pointwise, as_reduce, emit_group, groups
 from aicf.backends.llvm.codegen.layout import roles
 from aicf.backends.llvm.codegen.points import Point, Slot
+from aicf.backends.llvm.codegen.requests import following, with_requests
 from aicf.backends.llvm.codegen.scope import Scope, View
 from aicf.backends.llvm.codegen.text import I64
 from aicf.backends.llvm.codegen.values import Value
@@ -71,18 +72,16 @@ def number(e: Expr, scope: Scope, tiles: dict[str, Tile]) -> I64:
 
 
 def _rows(s: Rows, scope: Scope, tiles: dict[str, Tile], loads: tuple[LoadTile, ...]) -> None:
-    """The blocks of a row axis. Each fetches its share of what `loads` will want for the next tile of the stream."""
+    """The blocks of a row axis. Each asks for its share of what `loads` will want for the next tile of the stream."""
     fn, view, chunk = scope.fn, scope.views[s.axis], scope.plan.shapes[s.axis].chunk
     with fn.loop(0, fn.ceil_div(view.valid, s.step)) as block:
-        for load in loads:
-            prefetch(load, scope, tiles, block, -(-view.length // s.step))
         start = fn.mul(block, s.step)
         if isinstance(view.valid, int) and view.valid % s.step == 0:
             valid: I64 = s.step
         else:
             valid = fn.minimum(s.step, fn.sub(view.valid, start))
         base = fn.add(view.base, fn.mul(block, s.step // chunk))
-        inside = replace(scope.see(s.axis, View(base, s.step, valid)), ahead=(s.axis, s.step))
+        inside = with_requests(s, block, scope, tiles, loads).see(s.axis, View(base, s.step, valid))
         for axis, end in s.ends:
             inside = inside.see(axis, _shortened(s, axis, end, inside, tiles))
         emit_body(s.body, inside, tiles)
@@ -102,8 +101,15 @@ def _stream(s: Stream, scope: Scope, tiles: dict[str, Tile]) -> None:
     axis = scope.kernel.axis(s.axis)
     low, high = number(s.lo, scope, tiles), number(s.hi, scope, tiles)
     end = fn.minimum(high, number(axis.extent, scope, tiles))
+    outermost = scope.streamed is None and bool(scope.upcoming)
+    after = number(s.lo, scope.then(scope.upcoming), tiles) if outermost else 0
     with fn.loop(low, high, axis.tile) as origin:
         inside = replace(scope.bind(axis.origin.name, Value(str(origin), "i64")), streamed=s.axis)
+        if outermost:
+            last = fn.compare("sge", fn.add(origin, axis.tile), end)
+            inside = replace(inside, following=following(inside, after, origin, axis.tile, last), last=last)
+        else:
+            inside = replace(inside, following={axis.origin.name: Value(str(fn.add(origin, axis.tile)), "i64")}, last=None)
         left = fn.minimum(axis.tile, fn.sub(end, origin))
         # A tile that starts at or past the extent has no lanes.
         left = fn.maximum(left, 0)

@@ -50,7 +50,7 @@ class InTensor:
 @dataclass(frozen=True)
 class Micro:
     """The shape of a micro-kernel: rows, vectors, element types, strides in elements, how the accumulators start, and the number
-    of steps when it is known."""
+    of steps where the code depends on it: from panels it is for the run to say, so that all products share a function."""
 
     rows: int
     vectors: int
@@ -72,8 +72,7 @@ def arguments_of(m: Micro) -> str:
 
 
 def short_kernel(module: Module, m: Micro) -> str:
-    """The function of a shape that computes as many rows as exist, rounded up to 1, 2, 4 … or all: a tile's last block may be
-    short."""
+    """The function of a shape that computes half of the rows, or all: as many as exist, and a tile's last block may be short."""
     key = ("short", m)
     if key in module.made:
         return module.made[key]
@@ -82,7 +81,7 @@ def short_kernel(module: Module, m: Micro) -> str:
     arguments = arguments_of(m)
     fn = Function(module, name, arguments + ", i64 %rows", internal=True, inline=False, group=1)
     fn.head = fn.head.replace("define internal void", "define internal fastcc void")
-    for rows in reversed([m.rows, *(n for n in (8, 4, 2, 1) if n < m.rows)]):
+    for rows in sorted({(m.rows + 1) // 2, m.rows}):
         fits, more = fn.new_label("fits"), fn.new_label("more")
         if rows == m.rows:
             fn.jump(fits)

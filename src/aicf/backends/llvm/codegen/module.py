@@ -4,6 +4,7 @@ Everything a call needs is one array of 64-bit words (`Slots` says what is where
 
     word 0   address of the threads' buffers        word 8   next work item (atomic)      word 16 …  tensor addresses, strides,
     word 1   bytes per thread                       word 9   next thread number                      sizes, scalars
+                                                    word 10  number of threads
 
 A worker takes a thread number, then work items until there are none. The entry runs the workers of each statement through
 `fork(worker, words, threads, 0)`, which has the signature of GOMP_parallel, and comes back when all are done.
@@ -27,7 +28,7 @@ from aicf.kernel import Kernel, Loop, Parallel, Stream, Summary, Tile, statement
 from aicf.scalar import is_float
 
 HEADER = 16
-BUFFERS, STRIDE, ITEM, THREAD = 0, 1, 8, 9
+BUFFERS, STRIDE, ITEM, THREAD, THREADS = 0, 1, 8, 9, 10
 ENTRY = "aicf_run"
 
 
@@ -140,14 +141,14 @@ def _worker(
     fn.do(f"br i1 {fn.compare('slt', item, total)}, label %{body}, label %{done}")
     fn.label(body)
     # Last items first: under a causal order they are the longest.
-    left: I64 = fn.sub(fn.sub(total, 1), item)
-    numbers: list[I64] = [0] * len(loops)
-    for i in reversed(range(len(loops))):
-        numbers[i] = left if i == 0 else fn.op(f"urem i64 {left}, {counts[i]}")
-        left = left if i == 0 else fn.op(f"udiv i64 {left}, {counts[i]}")
-    for loop, n in zip(loops, numbers, strict=True):
-        scope = scope.bind(loop.var.name, Value(str(fn.mul(n, loop.step)), "i64"))
+    left = fn.sub(fn.sub(total, 1), item)
+    numbers = _numbers(fn, left, counts)
+    scope = scope.then(_variables(fn, loops, numbers))
     if isinstance(what, Parallel):
+        # While this item is worked on, each of the other threads takes one.
+        threads = fn.op(f"load i64, ptr {fn.pointer('%words', THREADS, 'i64')}")
+        after = _numbers(fn, fn.maximum(fn.sub(left, threads), 0), counts)
+        scope = replace(scope, item=what.body, upcoming=_variables(fn, loops, after))
         emit_body(what.body, _views(kernel, scope, tiles, what), tiles)
     else:
         _summary(what, scope, tiles, numbers[-len(what.axes) :])
@@ -157,6 +158,19 @@ def _worker(
         module.declare("llvm.x86.avx.vzeroupper", "void ()")
         fn.do("call void @llvm.x86.avx.vzeroupper()")
     fn.do("ret void")
+
+
+def _numbers(fn: Function, item: I64, counts: list[I64]) -> list[I64]:
+    """Which turn of each loop an item is; the last loop is the fastest."""
+    numbers: list[I64] = [item]
+    for count in reversed(counts[1:]):
+        rest = numbers[0]
+        numbers[:1] = [fn.op(f"udiv i64 {rest}, {count}"), fn.op(f"urem i64 {rest}, {count}")]
+    return numbers
+
+
+def _variables(fn: Function, loops: tuple[Loop, ...], numbers: list[I64]) -> dict[str, Value]:
+    return {loop.var.name: Value(str(fn.mul(n, loop.step)), "i64") for loop, n in zip(loops, numbers, strict=True)}
 
 
 def _trips(loop: Loop, scope: Scope, tiles: dict[str, Tile]) -> I64:
@@ -250,6 +264,8 @@ def _summary(s: Summary, scope: Scope, tiles: dict[str, Tile], tile: list[I64]) 
 def _entry(module: Module, workers: tuple[str, ...]) -> None:
     """void aicf_run(words, fork, threads)."""
     fn = Function(module, ENTRY, "ptr %words, ptr %fork, i32 %threads")
+    count = fn.op("sext i32 %threads to i64")
+    fn.do(f"store i64 {count}, ptr {fn.pointer('%words', THREADS, 'i64')}")
     for worker in workers:
         for word in (ITEM, THREAD):
             fn.do(f"store i64 0, ptr {fn.pointer('%words', word, 'i64')}")

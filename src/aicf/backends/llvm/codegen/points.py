@@ -167,7 +167,6 @@ class Point:
             return read_scalar(self.scope, tensor, span.offset)
         mask = self.mask()
         if span.step == 1 and (mask is None or tensor.dtype in ("f32", "f64", "i32", "i64")):
-            self._ask_ahead(e, tensor, span.offset)
             return self._contiguous(tensor, span.offset, mask)
         return self._gather(tensor, self.strided(span))
 
@@ -198,26 +197,6 @@ class Point:
             start = fn.add(self.scope.start(self.axis), self.first())
             offset = fn.add(offset, fn.mul(step, start))
         return Spread(offset, step, tuple(uneven)) if uneven else Span(offset, step)
-
-    def _ask_ahead(self, e: Load, tensor: TensorRef, offset: I64) -> None:
-        """Ask for the line that the next block of rows will read in this one's place, of a tensor with a value for every score (a
-        bias, a mask): its rows lie far apart, which the processor does not foresee. Asked for line by line, they do not keep
-        other loads waiting. Past the end of a tensor a request is harmless."""
-        fn, scope, size = self.scope.fn, self.scope, BYTES[tensor.dtype]
-        if scope.ahead is None or self.axis != scope.streamed or self.slot.word * scope.target.lanes * size % LINE:
-            return
-        axis, rows = scope.ahead
-        distance: I64 = 0
-        for i, stride in zip(e.index, tensor.strides, strict=True):
-            part = affine(i, (index(axis),))
-            if part is None or not isinstance(part[0][0], Const):
-                return
-            distance = fn.add(distance, fn.mul(stride, rows * int(part[0][0].value)))
-        if distance == 0:
-            return
-        for line in range(max(1, scope.target.lanes * size // LINE)):
-            first = fn.add(fn.add(offset, distance), line * LINE // size)
-            fn.prefetch(fn.pointer(tensor.base, first, stored(tensor.dtype)), nearness=2)
 
     def _contiguous(self, tensor: TensorRef, offset: I64, mask: str | None) -> Value:
         fn, lanes, kind = self.scope.fn, self.scope.target.lanes, stored(tensor.dtype)

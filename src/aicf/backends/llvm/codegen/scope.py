@@ -9,7 +9,7 @@ from aicf.backends.llvm.codegen.layout import Layout, Plan
 from aicf.backends.llvm.codegen.target import Target
 from aicf.backends.llvm.codegen.text import I64, Function
 from aicf.backends.llvm.codegen.values import Value, held, in_tile, tile_bytes
-from aicf.kernel import Kernel, LoadTile
+from aicf.kernel import Kernel, LoadTile, Stmt
 from aicf.scalar import DType, Expr
 
 
@@ -41,10 +41,25 @@ class TensorRef:
 
 
 @dataclass(frozen=True)
+class Request:
+    """Memory to be asked for: `lines` cache lines from a pointer on, and as many of each of `rows` rows; to be written, and only
+    when a condition holds, if so said."""
+
+    pointer: str
+    lines: int
+    rows: int = 1
+    row_bytes: I64 = 0
+    write: bool = False
+    when: str | None = None
+
+
+@dataclass(frozen=True)
 class Scope:
     """Names in force. Immutable: an inner scope is a changed copy. `at_most_zero` are differences of which that is known,
-    `streamed` is the axis of the innermost stream, `ahead` that of the rows that are worked on block by block, and the rows of
-    a block; `loads` say what the tiles that are read in place stand for."""
+    `streamed` is the axis of the innermost stream; `loads` say what the tiles that are read in place stand for, `requests` what a
+    statement asks for meanwhile, by its id. `item` are the statements of the work item, `upcoming` the loop variables of the one
+    that this thread is likely to take next; `following` are the loop variables and the stream's origin of the stream's next tile,
+    which is the next item's first one if `last` holds."""
 
     fn: Function
     kernel: Kernel
@@ -57,14 +72,24 @@ class Scope:
     unbounded: frozenset[str] = field(default=frozenset())
     at_most_zero: frozenset[Expr] = field(default=frozenset())
     streamed: str | None = None
-    ahead: tuple[str, int] | None = None
     loads: dict[str, LoadTile] = field(default_factory=dict[str, LoadTile])
+    requests: dict[int, tuple[Request, ...]] = field(default_factory=dict[int, tuple[Request, ...]])
+    item: tuple[Stmt, ...] = ()
+    upcoming: dict[str, Value] = field(default_factory=dict[str, Value])
+    following: dict[str, Value] = field(default_factory=dict[str, Value])
+    last: str | None = None
 
     def bind(self, name: str, value: Value) -> Scope:
         return replace(self, values={**self.values, name: value})
 
     def see(self, axis: str, view: View) -> Scope:
         return replace(self, views={**self.views, axis: view})
+
+    def then(self, values: dict[str, Value]) -> Scope:
+        return replace(self, values={**self.values, **values})
+
+    def asking(self, requests: dict[int, tuple[Request, ...]]) -> Scope:
+        return replace(self, requests=requests)
 
     def vector_type(self, dtype: DType) -> str:
         """The LLVM type of a vector of `dtype`."""

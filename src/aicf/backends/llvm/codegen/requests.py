@@ -1,0 +1,174 @@
+"""Memory asked for before it is wanted, a few lines with each register tile of a product.
+
+A core keeps some two dozen lines on their way. What a block of rows asks for is more: its share of the stream's next tile, and
+the numbers (a bias, a mask) that the next block adds to its scores, whose rows lie far apart, which no processor foresees.
+Asked for all at once, the later ones would wait for the earlier ones, and the block with them. After a stream's last tile comes
+the first one of the item that this thread is likely to take next.
+
+Past the end of a tensor a request is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+from aicf.backends.llvm.codegen.inplace import coefficient
+from aicf.backends.llvm.codegen.layout import roles
+from aicf.backends.llvm.codegen.points import LINE, Point, Slot, Span
+from aicf.backends.llvm.codegen.scope import Index, Request, Scope, TensorRef, View
+from aicf.backends.llvm.codegen.text import I64, Function
+from aicf.backends.llvm.codegen.values import Value, stored
+from aicf.kernel import Contract, LoadTile, Map, Reduce, Rows, StoreTile, Tile
+from aicf.scalar import BYTES, Expr, Load, is_int, variables, walk
+
+
+def ask(fn: Function, requests: tuple[Request, ...], part: I64, parts: int) -> None:
+    """Ask for what belongs to part number `part` of `parts`."""
+    for condition in dict.fromkeys(r.when for r in requests):
+        with nullcontext() if condition is None else fn.when(condition):
+            for r in requests:
+                if r.when == condition:
+                    _ask(fn, r, part, parts)
+
+
+def _ask(fn: Function, r: Request, part: I64, parts: int) -> None:
+    each = max(1, -(-r.lines // parts))
+    first = fn.mul(part, each) if r.lines >= parts else _share(fn, part, r.lines, parts)
+    start = fn.pointer(r.pointer, fn.mul(first, LINE), "i8")
+    for row in range(r.rows):
+        at = fn.pointer(start, fn.mul(r.row_bytes, row), "i8")
+        for line in range(each):
+            fn.prefetch(fn.pointer(at, line * LINE, "i8"), nearness=3 if r.write else 2, write=r.write)
+
+
+def _share(fn: Function, part: I64, lines: int, parts: int) -> I64:
+    """The line of a part, when there are fewer lines than parts."""
+    scaled = fn.mul(part, lines)
+    return scaled // parts if isinstance(scaled, int) else fn.op(f"udiv i64 {scaled}, {parts}")
+
+
+def with_requests(s: Rows, block: I64, scope: Scope, tiles: dict[str, Tile], loads: tuple[LoadTile, ...]) -> Scope:
+    """`scope` with what this block of rows asks for, at the products that do: its share of what `loads` want for the stream's
+    next tile, what the next block adds to its scores, and at the end of the stream its share of the next item's rows, and its
+    own rows of the result. Without a product it is asked for here."""
+    blocks = -(-scope.views[s.axis].length // s.step)
+    products = [p for p in s.body if isinstance(p, Contract) and _in_panels(p, scope)]
+    far = [r for load in loads for r in _next_tile(load, scope, tiles, block, blocks)]
+    near = list(_next_block(s, block, scope, tiles))
+    for x in scope.item if scope.last is not None else ():
+        if isinstance(x, LoadTile) and s.axis in x.tile.axes:
+            near += _rows_of(s, x.tensor, x.at, x.tile.axes, block, scope.then(scope.following), tiles, False)
+        elif isinstance(x, StoreTile) and s.axis in x.axes:
+            far += _rows_of(s, x.tensor, x.at, x.axes, block, scope, tiles, True)
+    if not products:
+        ask(scope.fn, (*far, *near), 0, 1)
+        return scope
+    first = next((p for p in products if scope.streamed in p.tile.axes), products[0])
+    wanted: dict[int, tuple[Request, ...]] = {id(products[-1]): tuple(far)}
+    wanted[id(first)] = (*wanted.get(id(first), ()), *near)
+    return scope.asking(wanted)
+
+
+def following(scope: Scope, low: I64, origin: I64, length: int, last: str) -> dict[str, Value]:
+    """The loop variables of a stream's next tile, and its origin: the next item's, whose stream begins at `low`, if `last`."""
+    fn = scope.fn
+
+    def chosen(then: I64, now: I64) -> Value:
+        return Value(str(then if then == now else fn.op(f"select i1 {last}, i64 {then}, i64 {now}")), "i64")
+
+    made = {name: chosen(_number(v), _number(scope.values[name])) for name, v in scope.upcoming.items()}
+    return {**made, f"{scope.streamed}0": chosen(low, fn.add(origin, length))}
+
+
+def _in_panels(s: Contract, scope: Scope) -> bool:
+    """Whether a product runs in register tiles over packed panels."""
+    found = roles(s, scope.plan)
+    return found is not None and not is_int(s.tile.dtype) and found.b.name not in scope.plan.in_place
+
+
+def _arithmetic(at: tuple[Expr, ...]) -> bool:
+    """Whether an index is found without looking into a tensor."""
+    return not any(isinstance(n, Load) for e in at for n in walk(e))
+
+
+def _next_tile(s: LoadTile, scope: Scope, tiles: dict[str, Tile], part: I64, parts: int) -> Iterator[Request]:
+    """One of `parts` shares of the memory that a load reads in the stream's next tile."""
+    fn, stream, tensor = scope.fn, scope.streamed, scope.kernel.tensor(s.tensor)
+    if stream is None or stream not in s.tile.axes or len(s.tile.axes) != 2 or tensor.unit is None or not _arithmetic(s.at):
+        return
+    (along,) = (a for a in s.tile.axes if a != stream)
+    if coefficient(s.at[tensor.unit], scope.kernel.axis(along).position) != 1:
+        return
+    length = scope.views[stream].length
+    there = scope.then(scope.following).see(stream, View(0, length, length))
+    share, size = -(-length // parts), BYTES[tensor.dtype]
+    for k in range(share):
+        row = fn.add(fn.mul(part, share), k)
+        point = Point(there, {stream: Index(0, row), along: Index(0, 0)}, None, Slot(0, 0), tiles)
+        span = point.span(there.tensors[s.tensor], s.at, point.evaluator())
+        assert isinstance(span, Span)
+        pointer = fn.pointer(there.tensors[s.tensor].base, span.offset, stored(tensor.dtype))
+        yield Request(pointer, -(-scope.views[along].length * size // LINE))
+
+
+def _row_step(scope: Scope, tensor: TensorRef, at: tuple[Expr, ...], rows: str, along: str) -> I64 | None:
+    """Elements from row to row of a tensor along whose rows memory runs; None if it is no such number."""
+    slopes = [tuple(coefficient(e, scope.kernel.axis(x).position) for x in (rows, along)) for e in at]
+    if not _arithmetic(at) or any(pair != (pair[0], int(d == tensor.unit)) or pair[0] is None for d, pair in enumerate(slopes)):
+        return None
+    step: I64 = 0
+    for pair, stride in zip(slopes, tensor.strides, strict=True):
+        step = scope.fn.add(step, scope.fn.mul(stride, pair[0] or 0))
+    return step
+
+
+def _first_row(scope: Scope, tensor: TensorRef, at: tuple[Expr, ...], axes: tuple[str, ...], tiles: dict[str, Tile]) -> I64:
+    """The offset of the first element that is seen of `axes`, in elements."""
+    point = Point(scope, {axis: Index(0, 0) for axis in axes}, None, Slot(0, 0), tiles)
+    span = point.span(tensor, at, point.evaluator())
+    assert isinstance(span, Span)
+    return span.offset
+
+
+def _next_block(s: Rows, block: I64, scope: Scope, tiles: dict[str, Tile]) -> Iterator[Request]:
+    """What the next block of rows reads of tensors with a value for every score. The next of the last block is the first one, at
+    the stream's next tile."""
+    fn, stream = scope.fn, scope.streamed
+    if stream is None or s.axis == stream:
+        return
+    for e in {n: None for x in s.body if isinstance(x, Map | Reduce) for n in walk(x.expr) if isinstance(n, Load)}:
+        tensor, axes = scope.tensors[e.tensor], (s.axis, stream)
+        if not {v.name for v in variables(e)} <= {*scope.values, *axes}:
+            continue
+        step = _row_step(scope, tensor, e.index, *axes)
+        if step is None or step == 0:
+            continue
+        length, size = scope.views[stream].length, BYTES[tensor.dtype]
+        row = fn.mul(fn.add(block, 1), s.step)
+        more = fn.compare("slt", row, scope.views[s.axis].valid)
+        ahead = fn.op(f"select i1 {more}, i64 {fn.mul(row, step)}, i64 {length}")
+        first = _first_row(scope, tensor, e.index, axes, tiles)
+        pointer = fn.pointer(tensor.base, fn.add(first, ahead), stored(tensor.dtype))
+        yield Request(pointer, -(-length * size // LINE), s.step, fn.mul(step, size))
+
+
+def _rows_of(
+    s: Rows, name: str, at: tuple[Expr, ...], axes: tuple[str, ...], block: I64, scope: Scope, tiles: dict[str, Tile], write: bool
+) -> Iterator[Request]:
+    """The rows of this block in a tensor that an item reads, or writes, once."""
+    fn, tensor = scope.fn, scope.tensors[name]
+    if len(axes) != 2 or not {v.name for e in at for v in variables(e)} <= {*scope.values, *axes}:
+        return
+    (along,) = (a for a in axes if a != s.axis)
+    step = _row_step(scope, tensor, at, s.axis, along)
+    if step is None or along not in scope.views:
+        return
+    size = BYTES[tensor.dtype]
+    offset = fn.add(_first_row(scope, tensor, at, axes, tiles), fn.mul(fn.mul(block, s.step), step))
+    pointer = fn.pointer(tensor.base, offset, stored(tensor.dtype))
+    yield Request(pointer, -(-scope.views[along].length * size // LINE), s.step, fn.mul(step, size), write, scope.last)
+
+
+def _number(v: Value) -> I64:
+    return v.text if v.text.startswith("%") else int(v.text)
