@@ -9,13 +9,13 @@ from __future__ import annotations
 from aicf.backends.llvm.codegen.elementwise import AxisLoops, Group, emit_group
 from aicf.backends.llvm.codegen.inplace import coefficient
 from aicf.backends.llvm.codegen.layout import Layout
-from aicf.backends.llvm.codegen.points import Point, Slot, Span, Spread, from_stored, to_stored, vector_at
+from aicf.backends.llvm.codegen.points import Point, Slot, Span, Spread, from_memory, to_stored, vector_at
 from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef
 from aicf.backends.llvm.codegen.shuffles import transposed
-from aicf.backends.llvm.codegen.text import I64
+from aicf.backends.llvm.codegen.text import I64, Function, Module
 from aicf.backends.llvm.codegen.values import held, in_tile, stored
 from aicf.kernel import LoadTile, Map, StoreTile, Tile
-from aicf.scalar import affine, cast, load, variables
+from aicf.scalar import DType, affine, cast, load, variables
 
 
 def emit_load(s: LoadTile, scope: Scope, tiles: dict[str, Tile]) -> None:
@@ -73,46 +73,45 @@ def _transpose(
             point = Point(scope, {**where, across: Index(0, 0)}, vector, Slot(block, word), tiles)
             span = point.span(tensor, s.at, point.evaluator())
             assert isinstance(span, Span)
-            if not point.full():
-                # The second half of a panel may lie wholly past the end: then there is nothing to read.
-                some = fn.compare("sgt", point.existing(), 0)
-                with fn.when(some):
-                    _squares(s, scope, layout, across, point, span, along.valid, tensor)
-            else:
-                _squares(s, scope, layout, across, point, span, along.valid, tensor)
+            # The second half of a panel may lie wholly past the end: then there is nothing to read.
+            exist = lanes if point.full() else point.existing()
+            source = fn.pointer(tensor.base, span.offset, stored(tensor.dtype))
+            target = scope.address(layout, {**point.place(layout, word * lanes), across: Index(0, 0)})
+            name = _strip(fn.module, lanes, tensor.dtype, in_tile(layout.dtype), layout.stride[across])
+            fn.do(f"call fastcc void @{name}(ptr {source}, i64 {span.step}, i64 {exist}, i64 {along.valid}, ptr {target})")
 
 
-def _squares(
-    s: LoadTile, scope: Scope, layout: Layout, across: str, point: Point, span: Span, extent: I64, tensor: TensorRef
-) -> None:
-    fn, lanes, kind = scope.fn, scope.target.lanes, stored(tensor.dtype)
-    rows = [fn.pointer(tensor.base, fn.add(span.offset, fn.mul(span.step, point.clamped(r))), kind) for r in range(lanes)]
-    tile = in_tile(layout.dtype)
-    chunk = scope.plan.shapes[across].chunk
+def _strip(module: Module, lanes: int, dtype: DType, tile: str, step: int) -> str:
+    """The internal function that transposes `lanes` rows of a tensor, of which some exist, over a number of columns: into one
+    vector for each column, `step` elements apart. Rows that do not exist repeat the last one."""
+    key = ("strip", dtype, tile, step)
+    if key in module.made:
+        return module.made[key]
+    name = module.made[key] = f"strip{lanes}_{dtype}_{step}"
+    arguments = "ptr noalias %source, i64 %row, i64 %exist, i64 %columns, ptr noalias %target"
+    fn = Function(module, name, arguments, internal=True, inline=False, group=1)
+    fn.head = fn.head.replace("define internal void", "define internal fastcc void")
+    kind = stored(dtype)
+    with fn.when(fn.compare("sgt", "%exist", 0)):
+        last = fn.sub("%exist", 1)
+        rows = [fn.pointer("%source", fn.mul("%row", fn.minimum(r, last)), kind) for r in range(lanes)]
 
-    def put(column: I64, text: str) -> None:
-        at = Index(0, column) if chunk >= scope.views[across].length else _split(scope, column, chunk)
-        place = {**point.place(layout, point.slot.word * lanes), across: at}
-        fn.do(f"store <{lanes} x {tile}> {text}, ptr {scope.address(layout, place)}, align {4 * lanes}")
+        def put(column: I64, text: str) -> None:
+            fn.do(f"store <{lanes} x {tile}> {text}, ptr {fn.pointer('%target', fn.mul(column, step), tile)}, align {4 * lanes}")
 
-    whole: I64 = extent // lanes * lanes if isinstance(extent, int) else fn.op(f"and i64 {extent}, {-lanes}")
-    with fn.loop(0, whole, lanes) as column:
-        square = [vector_at(fn, fn.pointer(row, column, kind), tensor.dtype, lanes) for row in rows]
-        for k, text in enumerate(transposed(fn, square)):
-            put(fn.add(column, k), text)
-    with fn.loop(whole, extent) as column:
-        text = "poison"
-        for lane, row in enumerate(rows):
-            one = fn.op(f"load {kind}, ptr {fn.pointer(row, column, kind)}")
-            text = fn.op(f"insertelement <{lanes} x {kind}> {text}, {kind} {one}, i64 {lane}")
-        put(column, from_stored(scope, text, tensor.dtype, True).text)
-
-
-def _split(scope: Scope, element: I64, chunk: int) -> Index:
-    """Element number to Index; on an axis that is not a layout's vector axis any split addresses the same element."""
-    if isinstance(element, int):
-        return Index(element // chunk, element % chunk)
-    return Index(0, element)
+        whole = fn.op(f"and i64 %columns, {-lanes}")
+        with fn.loop(0, whole, lanes) as column:
+            square = [vector_at(fn, fn.pointer(row, column, kind), dtype, lanes) for row in rows]
+            for k, text in enumerate(transposed(fn, square)):
+                put(fn.add(column, k), text)
+        with fn.loop(whole, "%columns") as column:
+            text = "poison"
+            for lane, row in enumerate(rows):
+                one = fn.op(f"load {kind}, ptr {fn.pointer(row, column, kind)}")
+                text = fn.op(f"insertelement <{lanes} x {kind}> {text}, {kind} {one}, i64 {lane}")
+            put(column, from_memory(fn, text, dtype, lanes).text)
+    fn.do("ret void")
+    return name
 
 
 # ------------------------------------------------------------------------------------------------ stores

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from aicf.backends.llvm.codegen.expressions import Evaluator, bf16_bits, splat
 from aicf.backends.llvm.codegen.layout import Layout
+from aicf.backends.llvm.codegen.ragged import first_elements
 from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef
 from aicf.backends.llvm.codegen.text import I64, Function
 from aicf.backends.llvm.codegen.values import Value, held, in_tile, stored
@@ -168,7 +169,12 @@ class Point:
         mask = self.mask()
         if span.step == 1 and (mask is None or tensor.dtype in ("f32", "f64", "i32", "i64")):
             return self._contiguous(tensor, span.offset, mask)
-        return self._gather(tensor, self.strided(span))
+        if mask is None:
+            return self._gather(tensor, self.strided(span))
+        fn, lanes, kind = self.scope.fn, self.scope.target.lanes, stored(tensor.dtype)
+        arguments = f"ptr {fn.pointer(tensor.base, span.offset, kind)}, i64 {span.step}, i64 {self.existing()}"
+        text = fn.op(f"call fastcc <{lanes} x {kind}> @{first_elements(fn.module, kind, lanes)}({arguments})")
+        return from_stored(self.scope, text, tensor.dtype, True)
 
     def span(self, tensor: TensorRef, index_: tuple[Expr, ...], at: Evaluator) -> Span | Spread:
         """How the element offset of `index_` runs along the lanes."""
