@@ -162,7 +162,9 @@ def _worker(
 
 def _numbers(fn: Function, item: I64, counts: list[I64]) -> list[I64]:
     """Which turn of each loop an item is; the last loop is the fastest."""
-    numbers: list[I64] = [item]
+    if not counts:
+        return []
+    numbers = [item]
     for count in reversed(counts[1:]):
         rest = numbers[0]
         numbers[:1] = [fn.op(f"udiv i64 {rest}, {count}"), fn.op(f"urem i64 {rest}, {count}")]
