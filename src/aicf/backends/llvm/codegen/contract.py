@@ -25,6 +25,7 @@ from aicf.kernel import Contract, LoadTile, Tile
 # Steps that one accumulator adds up: longer sums (wide heads) are added block by block, which rounds less. Of few columns, as are
 # left over at the end, other libraries add up short parts too, and it takes little time.
 LONGEST, LONGEST_OF_FEW = 128, 32
+FEW = 2  # vectors of columns
 
 
 @dataclass(frozen=True)
@@ -80,17 +81,29 @@ class _Product:
             if not isinstance(over.valid, int):
                 self._steps(where, Index(0, 0), over.valid, False)
                 return
-            view = scope.views[self.r.y]
-            few = isinstance(self.b, Layout) and (view.length <= 2 * scope.target.lanes or not isinstance(view.valid, int))
-            longest = LONGEST_OF_FEW if few else LONGEST
-            for first in range(0, over.valid, longest):
-                self._steps(where, Index(0, first), min(longest, over.valid - first), first > 0)
+            self._in_parts(where, over.valid)
             return
         # The streamed axis is cut into blocks in one of the operands: sum block by block.
         self._steps(where, Index(0, 0), scope.fn.minimum(chunk, over.valid), False)
         with scope.fn.loop(1, scope.fn.ceil_div(over.valid, chunk)) as block:
             left = scope.fn.sub(over.valid, scope.fn.mul(block, chunk))
             self._steps(where, Index(block, 0), scope.fn.minimum(chunk, left), True)
+
+    def _in_parts(self, where: dict[str, Index], length: int) -> None:
+        """A sum of known length, added up in parts: shorter ones where few columns exist."""
+        fn, view, few = self.scope.fn, self.scope.views[self.r.y], FEW * self.scope.target.lanes
+        if isinstance(self.b, Lying) or (isinstance(view.valid, int) and view.length > few) or length <= LONGEST_OF_FEW:
+            longest = LONGEST
+        elif view.length <= few:
+            longest = LONGEST_OF_FEW
+        else:
+            part = fn.op(f"select i1 {fn.compare('sle', view.valid, few)}, i64 {LONGEST_OF_FEW}, i64 {min(LONGEST, length)}")
+            self._steps(where, Index(0, 0), part, False)
+            with fn.loop(part, length, part) as first:
+                self._steps(where, Index(0, first), fn.minimum(part, fn.sub(length, first)), True)
+            return
+        for first in range(0, length, longest):
+            self._steps(where, Index(0, first), min(longest, length - first), first > 0)
 
     def _steps(self, where: dict[str, Index], first: Index, steps: I64, again: bool) -> None:
         """Register tiles for `steps` elements of the summed axis from `first` on; `again` adds to what the call before left."""
@@ -190,9 +203,13 @@ class _Product:
         span = point.span(tensor, b.load.at, point.evaluator())
         assert isinstance(span, Span)
         first = fn.add(span.offset, fn.mul(span.step, lane)) if b.run == "along" else span.offset
-        ahead, distance = 0, 0
+        ahead: int = 0
+        distance: I64 = 0
         if scope.streamed == stepped and not again and at[still].block == 0 and at[still].lane == 0:
-            ahead, distance = scope.views[still].length, fn.mul(span.step, scope.views[stepped].length)
+            following = Point(scope.then(scope.following), point.where, point.axis, point.slot, point.tiles)
+            next_ = following.span(tensor, b.load.at, following.evaluator())
+            assert isinstance(next_, Span)
+            ahead, distance = scope.views[still].length, fn.sub(next_.offset, span.offset)
         whole = b.run == "along" or point.full()
         exist: I64 = scope.target.lanes if whole else point.existing()
         how = InTensor(tensor.dtype, b.run, ahead, whole)
