@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import subprocess
 import sys
 from typing import Any
@@ -108,6 +109,21 @@ def test_explain(qkv: tuple[Tensor, ...]) -> None:
         assert report.dump(stage)
     with pytest.raises(ValueError, match="no stage 'brain'"):
         report.dump("brain")
+
+
+def test_explain_of_a_long_sequence_writes_no_scores() -> None:
+    """48k tokens: eagerly the scores alone would be 9 GiB."""
+    q, k, v = (torch.randn(1, 1, 49152, 8) for _ in range(3))
+
+    def near(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        i = torch.arange(q.shape[2])
+        s = (q @ k.transpose(-2, -1)).masked_fill((i[:, None] - i).abs() > 64, float("-inf"))
+        return s.softmax(-1) @ v
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (r,) = aicf.explain(near, q, k, v).regions
+    assert r.status == "streamed" and r.bytes_unfused is not None and r.bytes_unfused > 8 << 30
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
 def test_explain_of_a_refusal(qkv: tuple[Tensor, ...]) -> None:

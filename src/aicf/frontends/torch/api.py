@@ -54,7 +54,8 @@ def compile(
 
 
 def explain(fn_or_module: Any, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any) -> Report:
-    """What becomes of every attention in one call `fn_or_module(*args, **kwargs)`. The call itself runs eagerly, once.
+    """What becomes of every attention in one call `fn_or_module(*args, **kwargs)`. The call itself runs once: eagerly, or with
+    what streams streamed where the scores would take more than 1 GiB.
 
     `options`: those of `aicf.compile`, by name, e.g. {"target": "h100", "strict": True}; a GPU need not be here.
     Raises TypeError for what is not callable and for an option among the call's own arguments, ValueError for a bad option, and

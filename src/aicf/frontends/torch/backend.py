@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from aicf.driver import Options, RegionResult, compile_graph
 from aicf.errors import NotStreamed
 from aicf.report import GraphReport
+from aicf.runtime.device import DeviceExecutable
 from aicf.scalar import variables
 
 from . import hints
@@ -46,6 +47,7 @@ from .rewrite import misplaced, rewrite
 hints.install()
 
 Rest = Literal["auto", "inductor", "eager", "explain"]
+EAGER_BYTES = 1 << 30  # scores that an explanation's call may write
 Module = torch.fx.GraphModule
 OPTIONS = frozenset({"fuse", "require", "target", "schedule", "threads", "strict", "rest"})
 MAX_WIDTHS = 3  # how often sizes are fixed: a refusal names one at a time
@@ -300,9 +302,14 @@ def _finish(gm: Module, rewritten: Module | None, inputs: Sequence[Any], options
 
 
 def _counting(gm: Module, rewritten: Module | None, report: GraphReport) -> Callable[..., Any]:
-    """`gm` as it is; its first call's tensors say how many tiles are skipped."""
+    """`gm` as it is, or its regions streamed where that would take a lot of memory; its first call's tensors say how many tiles
+    are skipped."""
     report.rest = "eager"
     counted = rewritten is None
+    streamed = [r for r in report.regions if r.status == "streamed"]
+    heavy = max((r.bytes_unfused or 0 for r in streamed), default=0) > EAGER_BYTES
+    here = not any(isinstance(r.executable, DeviceExecutable) for r in streamed)
+    module = rewritten if rewritten is not None and heavy and here else gm
 
     def run(*values: Any) -> Any:
         nonlocal counted
@@ -313,7 +320,7 @@ def _counting(gm: Module, rewritten: Module | None, report: GraphReport) -> Call
                 count_tiles(rewritten, report.regions, values)
             except Exception as e:  # the call's own mistakes show when it runs
                 log.debug("the tiles of a call were not counted: %s", e, exc_info=True)
-        return gm.forward(*values)
+        return module.forward(*values)
 
     return run
 
