@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from aicf.mcir.passes.streaming_lowering import Tiling, tiling
-from aicf.scalar import BYTES, Call, Const, Expr, Load, Var, evaluate, integer, is_float, variables, walk
+from aicf.scalar import BYTES, Call, Expr, Load, Var, evaluate, integer, is_float, variables, walk
 from aicf.schedule.cost import choose, should_fuse
 from aicf.schedule.problem import Problem
 from aicf.schedule.schedule import Schedule
@@ -25,6 +25,8 @@ ASSUMED = 1024  # the value of a size symbol of which nothing is known
 ASSUMED_SKIPPED, ASSUMED_EDGES = 0.75, 2
 # What a mask hides of which a tensor holds every pair, and nothing is known: as much as a causal one.
 DENSE_SKIPPED, DENSE_EDGES = 0.5, 1
+FEW_SCORES = 64  # rows or keys below which a mask is not looked into
+MOST_ROWS, MOST_SCORES = 64, 1 << 20  # that are looked at to know how much a mask hides
 EXPONENTIALS = ("exp", "exp2", "expm1", "tanh", "sigmoid", "softplus", "erf", "log", "pow", "sin", "cos")
 
 
@@ -134,23 +136,23 @@ def _loads(bodies: Iterable[Expr], wanted: Callable[[frozenset[Var]], bool]) -> 
 
 def _skipped(
     found: Recognised, program: StreamProgram, tiled: Tiling, rows: int, keys: int, hints: dict[str, int]
-) -> tuple[float, int]:
-    """The share of scores in provably empty tiles were tiles small, and the number of edges that make larger tiles compute more:
-    a line through the shares at two tile lengths. When emptiness depends on tensors: (0, 0), or what is assumed of them."""
-    short, long = 32, 128
-    if min(rows, keys) < 2 * short:
+) -> tuple[float, float]:
+    """The share of scores in provably empty tiles were tiles small, and the number of edges that a row crosses, which make larger
+    tiles compute more: counted score by score, on some rows. When emptiness depends on tensors: (0, 0), or what is assumed of
+    them."""
+    if min(rows, keys) < FEW_SCORES:
         return 0.0, 0
     assumed = _assumed(found, tiled)
     if assumed is not None:
         return assumed
-    shares = [_empty_share(found, program, n, rows, keys, hints) for n in (short, long)]
-    if shares[0] is None or shares[1] is None:
+    empty = _empty_scores(found, program, rows, keys, hints)
+    if empty is None:
         return 0.0, 0
-    edges = round(max(0.0, (shares[0] - shares[1]) * 2 * keys / (2 * (long - short))))
-    return min(0.999, shares[0] + edges * short / keys), edges
+    edges = (empty[:, 1:] != empty[:, :-1]).sum(axis=1).mean()
+    return min(0.999, float(empty.mean())), round(float(edges), 2)
 
 
-def _assumed(found: Recognised, tiled: Tiling) -> tuple[float, int] | None:
+def _assumed(found: Recognised, tiled: Tiling) -> tuple[float, float] | None:
     """What is assumed to be skipped, and its edges, where the mask's empty tiles follow from tensors that say something of the
     rows; None where they do not. Numbers that are added to every score are seldom a mask: nothing is assumed of them."""
     read = {x.tensor for x in walk(tiled.empty) if isinstance(x, Load)}
@@ -161,19 +163,16 @@ def _assumed(found: Recognised, tiled: Tiling) -> tuple[float, int] | None:
     return (DENSE_SKIPPED, DENSE_EDGES) if masks else None
 
 
-def _empty_share(
-    found: Recognised, program: StreamProgram, length: int, rows: int, keys: int, hints: dict[str, int]
-) -> float | None:
-    empty = tiling(found, program, length, length).empty
-    if isinstance(empty, Const):
-        return 1.0 if empty.value else 0.0
+def _empty_scores(found: Recognised, program: StreamProgram, rows: int, keys: int, hints: dict[str, int]) -> np.ndarray | None:
+    """Which scores of some rows (evenly spaced, as many as there are keys to look at) are masked, by the proof for tiles of one;
+    None when that depends on tensors."""
+    empty = tiling(found, program, 1, 1).empty
     if any(isinstance(x, Load) for x in walk(empty)):
         return None
-    # A sample of row tiles is enough: 64 of them, evenly spaced.
-    starts = np.unique(np.linspace(0, (rows - 1) // length, 64).astype(np.int64)) * length
+    looked_at = min(rows, MOST_ROWS, max(1, MOST_SCORES // keys))
     env: dict[str, Any] = {v.name: np.int64(hints.get(v.name, ASSUMED)) for v in variables(empty)}
     env |= {v.name: np.int64(0) for v in found.batch}
-    env |= {"N": np.int64(rows), "M": np.int64(keys), found.row.name + "0": starts[:, None]}
-    env[found.stream.name + "0"] = np.arange(0, keys, length)[None, :]
-    holds = np.broadcast_to(evaluate(empty, env), (len(starts), -(-keys // length)))
-    return float(holds.mean())
+    env |= {"N": np.int64(rows), "M": np.int64(keys), found.stream.name + "0": np.arange(keys)[None, :]}
+    env[found.row.name + "0"] = np.unique(np.linspace(0, rows - 1, looked_at).astype(np.int64))[:, None]
+    holds = evaluate(empty, env)
+    return np.broadcast_to(np.asarray(holds, dtype=bool), (len(env[found.row.name + "0"]), keys))

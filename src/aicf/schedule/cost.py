@@ -23,6 +23,7 @@ EQUAL = 0.01
 EQUAL_GPU = 0.02  # on a GPU, whose rates are published figures and not this machine's own
 # Key-major order needs scratch for the state and gives fewer work items: it must be predicted this much faster.
 KV_MAJOR_MARGIN = 0.10
+KV_MAJOR_BYTES = 4 << 20  # of state, per thread: more memory than that is not taken unasked
 # The specification's fixed tiles, as decisions given to `choose` (which then fills in what they leave open).
 SPEC: Mapping[str, Any] = {"tile_m": 128, "tile_n": 64, "tile_k": 64, "order": "q_major"}
 
@@ -126,6 +127,8 @@ def _cpu_options(p: Problem, t: CpuTarget, given: Mapping[str, Any]) -> list[_Op
             if free and not cpu.fits(p, t, m, n, rows) and (m, n) != (ms[0], ns[0]):
                 continue
             for order in _orders(p, given):
+                if order == "kv_major" and "order" not in given and p.state_bytes > KV_MAJOR_BYTES * cpu.threads(p, t):
+                    continue
                 units = p.items * (math.ceil(p.rows / m) if order == "q_major" else 1)
                 for split in _splits(p, given, order, units, 2 * cpu.threads(p, t), n):
                     s = Schedule(
@@ -240,10 +243,13 @@ def _reasons(
         told["kv_split"] = _split_reason(
             p, best, options, units, math.ceil(gpu.SPLIT_FILL * t.sms), f"{gpu.SPLIT_FILL:g} x {t.sms} SMs"
         )
+    compared = "order" in given or any(o.schedule.order == "kv_major" for o in options) or "kv_split" in given
     told["order"] = (
         f"q_major moves {_bytes(p.items * q_major_bytes(p, s.tile_m))}, kv_major {_bytes(p.items * kv_major_bytes(p, s.tile_n))} "
-        f"with its state spilled; {_compare(best, options, 'order')}"
+        f"with its state spilled; {_compare(best, options, 'order') if compared else 'that'}"
     )
+    if not compared:
+        told["order"] += f" state is {_bytes(p.state_bytes)}, more than is taken unasked ({_bytes(KV_MAJOR_BYTES)} a thread)"
     turned = min((o.seconds for o in options if o.schedule.order == "kv_major"), default=math.inf)
     if s.order == "q_major" and turned < best.seconds:
         told["order"] += f"; kv_major needs memory for its state, and is taken from {KV_MAJOR_MARGIN:.0%} less on"

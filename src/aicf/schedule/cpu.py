@@ -30,9 +30,10 @@ BLOCK_CYCLES = 60.0  # per block and key tile: loops, addresses, the edges of th
 TILE_CYCLES = 150.0  # per key tile: which phase, loop set-up
 COPY_CYCLES = 1.0  # per vector copied (or converted) into the packed tile
 TRANSPOSE_CYCLES = 2.5  # per vector transposed into it
-LINE_CYCLES = 12.0  # per line of K and V read again: asking for it ahead, and what is left of its way from a farther cache
-# Of the time that queries and accumulators take to come from L3 or memory, when they are more than L2 holds: this share is waited
-# for, the rest is hidden, since a block's are asked for ahead.
+# Per line of K and V read again: asking for it ahead, and what is left of its way from L2, or from a farther cache.
+NEAR_CYCLES, FAR_CYCLES = 4.0, 12.0
+# Of the time that queries and accumulators take to come from L3, when they are more than L2 holds: this share is waited for, the
+# rest is hidden, since a block's are asked for ahead. Memory is not fast enough to hide any of it.
 SPILL_SHARE = 0.4
 WORKING_BYTES = 2 << 20  # that a thread may keep, however much faster more would be
 L2_BYTES = 32.0  # per cycle, from L2 to L1
@@ -212,7 +213,8 @@ def estimate(p: Problem, s: Schedule, t: CpuTarget) -> float:
     columns = register_tile(t, uses_matrix_unit(p, t)).columns
     item = p.block_share(s.tile_m, s.tile_n, rows, columns) * blocks * per_pass
     # A tile that an edge crosses is masked as a whole, but for the blocks of rows that end before it.
-    item += p.rows * (p.edges * (s.tile_m + s.tile_n) - p.ended * s.tile_m / 2) / width * MASK_CYCLES
+    crossed = min(p.keys * share, p.edges * (s.tile_m + s.tile_n) - p.ended * s.tile_m / 2)
+    item += p.rows * crossed / width * MASK_CYCLES
     # A pass over K and V: what is on its way overlaps with computing. The first comes from memory, shared by the group.
     operands = p.keys * both * p.bytes
     pack = p.keys / width * p.width * TRANSPOSE_CYCLES + turns * TILE_CYCLES
@@ -222,17 +224,22 @@ def estimate(p: Problem, s: Schedule, t: CpuTarget) -> float:
     hidden = turns * math.ceil(blocks / tiles) * IN_FLIGHT if packed else operands
     dram = 1 / p.groups / _dram_rate(p, t) + (1 - 1 / p.groups) / rate
     first = pack + max(0.0, operands - hidden) * dram
-    again = pack + operands / 64 * LINE_CYCLES + max(0.0, operands - hidden) / rate
+    line = NEAR_CYCLES if share * operands <= CACHE_SHARE * t.l2 else FAR_CYCLES
+    again = pack + operands / 64 * line + max(0.0, operands - hidden) / rate
     passes = tiles - 1 if s.order == "q_major" else 0
     item = max(item + share * (first + passes * again), share * operands * (dram + passes / rate))
     if s.order == "kv_major" and turns > 1:
         state = 4 * (p.value_width + p.states)
         rate = _stream_rate(p, t, p.rows * (p.width * p.bytes + state), 1)
         item += share * turns * p.rows * (p.width * p.bytes + 2 * state) / rate
+        # Every visit of a tile of rows packs its queries, and takes its state out of memory and puts it back.
+        item += share * turns * (p.rows * (p.width + 2 * state / 4) / width * COPY_CYCLES + tiles * TILE_CYCLES)
     if working_set(p, s.tile_m, s.tile_n, s.rows) > CACHE_SHARE * t.l2:
         kept = 4 * min(s.tile_m, p.rows) * (p.width + p.value_width)
         moved = kept * (p.width + 2 * p.value_width) / (p.width + p.value_width)
-        item += share * SPILL_SHARE * tiles * turns * moved / min(t.bytes_per_cycle_l3, _stream_rate(p, t, kept, 1))
+        rate = min(t.bytes_per_cycle_l3, _stream_rate(p, t, kept, 1))
+        waited = SPILL_SHARE if rate == t.bytes_per_cycle_l3 else 1.0
+        item += share * waited * tiles * turns * moved / rate
     item += p.rows * both * p.bytes / _dram_rate(p, t)
     units = p.items * s.kv_split * (tiles if s.order == "q_major" else 1)
     n = threads(p, t)

@@ -19,10 +19,10 @@ class Problem:
     `score_loads`: bytes of each element that is loaded for every score (a mask or a bias that depends on row and key);
     `key_loads`: of each that is loaded for every key (a document's number, a padding mask).
     `skipped`: share of the scores that lie in provably empty tiles, were the tiles small; `edges`: boundaries of that region
-    that a row crosses (causal 1, sliding window 2, none 0); `ended`: how many of them end a row's keys, so that a block of rows
-    leaves out what lies past its own end (causal 1, sliding window 1); `retried`: what was skipped has to be looked at again
-    (a finite fill value), so that key-major order skips nothing. `states`: scalars carried per row. `threads`: worker threads
-    to use (CPU).
+    that a row crosses, on average (causal 1, sliding window 2, none 0); `ended`: how many of them end a row's keys, so that a
+    block of rows leaves out what lies past its own end (causal 1, sliding window 1); `retried`: what was skipped has to be looked
+    at again (a finite fill value), so that key-major order skips nothing. `states`: scalars carried per row. `threads`: worker
+    threads to use (CPU).
     """
 
     rows: int
@@ -37,8 +37,8 @@ class Problem:
     score_loads: tuple[int, ...] = ()
     key_loads: tuple[int, ...] = ()
     skipped: float = 0.0
-    edges: int = 0
-    ended: int = 0
+    edges: float = 0
+    ended: float = 0
     retried: bool = False
     states: int = 2
     threads: int = 1
@@ -65,6 +65,11 @@ class Problem:
     @property
     def value_width(self) -> int:
         return sum(self.value_widths)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all rows' state (f32), which key-major order keeps in memory."""
+        return 4 * self.items * self.rows * (self.value_width + self.states)
 
     @property
     def bytes(self) -> int:
@@ -96,7 +101,7 @@ class Problem:
         extents = f"rows {_near(p.rows)}, keys {_near(p.keys)}, items {_near(p.items)}, kept {_near(1 / (1 - p.skipped))}"
         body = f"groups {p.groups}, widths {p.widths}, values {p.value_widths}, {p.dtype}, exps {p.exps}, ops {p.score_ops:g}"
         loads = f"loads {p.score_loads} a score, {p.key_loads} a key"
-        edges = f"edges {min(p.edges, 1)}, ended {min(p.ended, 1)}"
+        edges = f"edges {int(p.edges > 0)}, ended {int(p.ended > 0)}"
         return f"{extents}, {body}, {loads}, {edges}, states {p.states}, threads {p.threads}"
 
     @property
