@@ -203,13 +203,9 @@ class _Product:
         span = point.span(tensor, b.load.at, point.evaluator())
         assert isinstance(span, Span)
         first = fn.add(span.offset, fn.mul(span.step, lane)) if b.run == "along" else span.offset
-        ahead: int = 0
-        distance: I64 = 0
+        ahead, distance = 0, 0
         if scope.streamed == stepped and not again and at[still].block == 0 and at[still].lane == 0:
-            following = Point(scope.then(scope.following), point.where, point.axis, point.slot, point.tiles)
-            next_ = following.span(tensor, b.load.at, following.evaluator())
-            assert isinstance(next_, Span)
-            ahead, distance = scope.views[still].length, fn.sub(next_.offset, span.offset)
+            ahead, distance = scope.views[still].length, fn.mul(span.step, scope.views[stepped].length)
         whole = b.run == "along" or point.full()
         exist: I64 = scope.target.lanes if whole else point.existing()
         how = InTensor(tensor.dtype, b.run, ahead, whole)

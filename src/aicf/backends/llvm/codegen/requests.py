@@ -51,19 +51,19 @@ def _share(fn: Function, part: I64, lines: int, parts: int) -> I64:
 def with_requests(s: Rows, block: I64, scope: Scope, tiles: dict[str, Tile], loads: tuple[LoadTile, ...]) -> Scope:
     """`scope` with what this block of rows asks for, at the products that do: its share of what `loads` want for the stream's
     next tile, what the next block adds to its scores, and at the end of the stream its share of the next item's rows, and its
-    own rows of the result. Without a product it is asked for here."""
+    own rows of the result. Without a product over packed panels the first two are asked for here."""
     blocks = -(-scope.views[s.axis].length // s.step)
     products = [p for p in s.body if isinstance(p, Contract) and _in_panels(p, scope)]
     far = [r for load in loads for r in _next_tile(load, scope, tiles, block, blocks)]
     near = list(_next_block(s, block, scope, tiles))
+    if not products:
+        ask(scope.fn, (*far, *near), 0, 1)
+        return scope
     for x in scope.item if scope.last is not None else ():
         if isinstance(x, LoadTile) and s.axis in x.tile.axes:
             near += _rows_of(s, x.tensor, x.at, x.tile.axes, block, scope.then(scope.following), tiles, False)
         elif isinstance(x, StoreTile) and s.axis in x.axes:
             far += _rows_of(s, x.tensor, x.at, x.axes, block, scope, tiles, True)
-    if not products:
-        ask(scope.fn, (*far, *near), 0, 1)
-        return scope
     first = next((p for p in products if scope.streamed in p.tile.axes), products[0])
     wanted: dict[int, tuple[Request, ...]] = {id(products[-1]): tuple(far)}
     wanted[id(first)] = (*wanted.get(id(first), ()), *near)
