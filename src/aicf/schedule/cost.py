@@ -117,8 +117,14 @@ def _splits(problem: Problem, given: Mapping[str, Any], order: Order, units: int
 # ------------------------------------------------------------------------------------------------ CPU
 
 
+def _spills_much(p: Problem, t: Target, given: Mapping[str, Any]) -> bool:
+    """Whether key-major order, which nobody asked for, would keep more state in memory than it may."""
+    return isinstance(t, CpuTarget) and "order" not in given and p.state_bytes > KV_MAJOR_BYTES * cpu.threads(p, t)
+
+
 def _cpu_options(p: Problem, t: CpuTarget, given: Mapping[str, Any]) -> list[_Option]:
     ms, ns, block = cpu.candidates(p, t)
+    orders: tuple[Order, ...] = ("q_major",) if _spills_much(p, t, given) else _orders(p, given)
     made: list[_Option] = []
     for m in [given["tile_m"]] if "tile_m" in given else ms:
         rows = given.get("rows", min(block.rows, m))
@@ -126,9 +132,7 @@ def _cpu_options(p: Problem, t: CpuTarget, given: Mapping[str, Any]) -> list[_Op
             free = "tile_m" not in given and "tile_n" not in given
             if free and not cpu.fits(p, t, m, n, rows) and (m, n) != (ms[0], ns[0]):
                 continue
-            for order in _orders(p, given):
-                if order == "kv_major" and "order" not in given and p.state_bytes > KV_MAJOR_BYTES * cpu.threads(p, t):
-                    continue
+            for order in orders:
                 units = p.items * (math.ceil(p.rows / m) if order == "q_major" else 1)
                 for split in _splits(p, given, order, units, 2 * cpu.threads(p, t), n):
                     s = Schedule(
@@ -243,13 +247,14 @@ def _reasons(
         told["kv_split"] = _split_reason(
             p, best, options, units, math.ceil(gpu.SPLIT_FILL * t.sms), f"{gpu.SPLIT_FILL:g} x {t.sms} SMs"
         )
-    compared = "order" in given or any(o.schedule.order == "kv_major" for o in options) or "kv_split" in given
+    if given.get("kv_split", 1) == 1 and _spills_much(p, t, given):
+        spilled = f"that state is {_bytes(p.state_bytes)}, more than is taken unasked ({_bytes(KV_MAJOR_BYTES)} a thread)"
+    else:
+        spilled = _compare(best, options, "order")
     told["order"] = (
         f"q_major moves {_bytes(p.items * q_major_bytes(p, s.tile_m))}, kv_major {_bytes(p.items * kv_major_bytes(p, s.tile_n))} "
-        f"with its state spilled; {_compare(best, options, 'order') if compared else 'that'}"
+        f"with its state spilled; {spilled}"
     )
-    if not compared:
-        told["order"] += f" state is {_bytes(p.state_bytes)}, more than is taken unasked ({_bytes(KV_MAJOR_BYTES)} a thread)"
     turned = min((o.seconds for o in options if o.schedule.order == "kv_major"), default=math.inf)
     if s.order == "q_major" and turned < best.seconds:
         told["order"] += f"; kv_major needs memory for its state, and is taken from {KV_MAJOR_MARGIN:.0%} less on"

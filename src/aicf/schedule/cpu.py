@@ -235,11 +235,10 @@ def estimate(p: Problem, s: Schedule, t: CpuTarget) -> float:
         # Every visit of a tile of rows packs its queries, and takes its state out of memory and puts it back.
         item += share * turns * (p.rows * (p.width + 2 * state / 4) / width * COPY_CYCLES + tiles * TILE_CYCLES)
     if working_set(p, s.tile_m, s.tile_n, s.rows) > CACHE_SHARE * t.l2:
-        kept = 4 * min(s.tile_m, p.rows) * (p.width + p.value_width)
-        moved = kept * (p.width + 2 * p.value_width) / (p.width + p.value_width)
-        rate = min(t.bytes_per_cycle_l3, _stream_rate(p, t, kept, 1))
+        floats = 4 * min(s.tile_m, p.rows)  # bytes of one number a row
+        rate = min(t.bytes_per_cycle_l3, _stream_rate(p, t, floats * both, 1))
         waited = SPILL_SHARE if rate == t.bytes_per_cycle_l3 else 1.0
-        item += share * waited * tiles * turns * moved / rate
+        item += share * waited * tiles * turns * floats * (p.width + 2 * p.value_width) / rate
     item += p.rows * both * p.bytes / _dram_rate(p, t)
     units = p.items * s.kv_split * (tiles if s.order == "q_major" else 1)
     n = threads(p, t)

@@ -11,7 +11,7 @@ import os
 import threading
 from functools import cache
 
-_WORDS_ITEM, _WORDS_THREAD, _WORDS_THREADS = 8, 9, 10
+from aicf.backends.llvm.codegen.module import HEADER, ITEM, THREAD, THREADS
 
 
 def loaded_library(stem: str) -> str | None:
@@ -47,11 +47,11 @@ def _worker(address: int):
 
 def run_workers(workers: tuple[int, ...], words: int, threads: int) -> None:
     """Run each worker function on `threads` Python threads, one function after the other; foreign calls release the GIL."""
-    counters = (ctypes.c_int64 * 11).from_address(words)
+    counters = (ctypes.c_int64 * HEADER).from_address(words)
     for address in workers:
-        counters[_WORDS_ITEM] = 0
-        counters[_WORDS_THREAD] = 0
-        counters[_WORDS_THREADS] = threads
+        counters[ITEM] = 0
+        counters[THREAD] = 0
+        counters[THREADS] = threads
         run_alike(address, words, threads)
 
 

@@ -89,8 +89,7 @@ def _strip(module: Module, lanes: int, dtype: DType, tile: str, step: int) -> st
         return module.made[key]
     name = module.made[key] = f"strip{lanes}_{dtype}_{step}"
     arguments = "ptr noalias %source, i64 %row, i64 %exist, i64 %columns, ptr noalias %target"
-    fn = Function(module, name, arguments, internal=True, inline=False, group=1)
-    fn.head = fn.head.replace("define internal void", "define internal fastcc void")
+    fn = Function(module, name, arguments, fast=True, inline=False, group=1)
     kind = stored(dtype)
     with fn.when(fn.compare("sgt", "%exist", 0)):
         last = fn.sub("%exist", 1)

@@ -86,8 +86,7 @@ class Evaluator:
         """A scalar i64 operand, folded when `e` is a literal."""
         if isinstance(e, Const):
             return int(e.value)
-        v = self.convert(self.value(e), "i64")
-        return int(v.text) if not v.text.startswith("%") else v.text
+        return self.convert(self.value(e), "i64").number
 
     def condition(self, e: Expr) -> str:
         """`e` as a scalar i1."""

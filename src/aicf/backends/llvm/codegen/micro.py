@@ -79,8 +79,7 @@ def short_kernel(module: Module, m: Micro) -> str:
     name = f"rows_{m.rows}x{m.vectors}_{m.start}_{len(module.made)}"
     module.made[key] = name
     arguments = arguments_of(m)
-    fn = Function(module, name, arguments + ", i64 %rows", internal=True, inline=False, group=1)
-    fn.head = fn.head.replace("define internal void", "define internal fastcc void")
+    fn = Function(module, name, arguments + ", i64 %rows", fast=True, inline=False, group=1)
     for rows in sorted({(m.rows + 1) // 2, m.rows}):
         fits, more = fn.new_label("fits"), fn.new_label("more")
         if rows == m.rows:
@@ -306,8 +305,7 @@ def micro_kernel(module: Module, m: Micro) -> str:
     name = f"micro_{m.rows}x{m.vectors}_{m.start}_{len(module.made)}"
     module.made[key] = name
     arguments = arguments_of(m).replace("ptr ", "ptr noalias ")
-    fn = Function(module, name, arguments, internal=True, inline=False, group=1)
-    fn.head = fn.head.replace("define internal void", "define internal fastcc void")
+    fn = Function(module, name, arguments, fast=True, inline=False, group=1)
     lanes = module.width
     maths = Maths(fn, lanes, m.element)
     wide = maths.type

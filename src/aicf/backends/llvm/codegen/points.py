@@ -197,7 +197,7 @@ class Point:
             if whole.vector:
                 uneven.append((whole.text, stride))
             else:
-                offset = fn.add(offset, fn.mul(_number(whole), stride))
+                offset = fn.add(offset, fn.mul(whole.number, stride))
         if self.axis is not None:
             # `step` counts from the axis' position 0: move to the first lane.
             start = fn.add(self.scope.start(self.axis), self.first())
@@ -392,10 +392,6 @@ class Spread(NamedTuple):
                 one = fn.op(f"extractelement <{lanes} x i64> {vector}, i64 {lane}")
                 base[lane] = fn.add(base[lane], fn.mul(one, stride))
         return base
-
-
-def _number(v: Value) -> I64:
-    return v.text if v.text.startswith("%") else int(v.text)
 
 
 def _align(kind: str, lanes: int) -> int:

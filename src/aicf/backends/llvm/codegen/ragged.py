@@ -13,8 +13,7 @@ def first_elements(module: Module, kind: str, lanes: int) -> str:
         return module.made[key]
     name = module.made[key] = f"first{lanes}_{kind}"
     wide = f"<{lanes} x {kind}>"
-    fn = Function(module, name, "ptr %p, i64 %step, i64 %n", wide, internal=True, inline=False, group=1)
-    fn.head = fn.head.replace("define internal ", "define internal fastcc ")
+    fn = Function(module, name, "ptr %p, i64 %step, i64 %n", wide, fast=True, inline=False, group=1)
     together, apart = fn.new_label("together"), fn.new_label("apart")
     whole = fn.op(f"and i1 {fn.compare('eq', '%step', 1)}, {fn.compare('sge', '%n', lanes)}")
     fn.do(f"br i1 {whole}, label %{together}, label %{apart}")

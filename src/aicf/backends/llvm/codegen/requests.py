@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 
 from aicf.backends.llvm.codegen.inplace import coefficient
 from aicf.backends.llvm.codegen.layout import roles
@@ -67,7 +68,7 @@ def with_requests(s: Rows, block: I64, scope: Scope, tiles: dict[str, Tile], loa
     first = next((p for p in products if scope.streamed in p.tile.axes), products[0])
     wanted: dict[int, tuple[Request, ...]] = {id(products[-1]): tuple(far)}
     wanted[id(first)] = (*wanted.get(id(first), ()), *near)
-    return scope.asking(wanted)
+    return replace(scope, requests=wanted)
 
 
 def following(scope: Scope, low: I64, origin: I64, length: int, last: str) -> dict[str, Value]:
@@ -77,7 +78,7 @@ def following(scope: Scope, low: I64, origin: I64, length: int, last: str) -> di
     def chosen(then: I64, now: I64) -> Value:
         return Value(str(then if then == now else fn.op(f"select i1 {last}, i64 {then}, i64 {now}")), "i64")
 
-    made = {name: chosen(_number(v), _number(scope.values[name])) for name, v in scope.upcoming.items()}
+    made = {name: chosen(v.number, scope.values[name].number) for name, v in scope.upcoming.items()}
     return {**made, f"{scope.streamed}0": chosen(low, fn.add(origin, length))}
 
 
@@ -105,10 +106,9 @@ def _next_tile(s: LoadTile, scope: Scope, tiles: dict[str, Tile], part: I64, par
     share, size = -(-length // parts), BYTES[tensor.dtype]
     for k in range(share):
         row = fn.add(fn.mul(part, share), k)
-        point = Point(there, {stream: Index(0, row), along: Index(0, 0)}, None, Slot(0, 0), tiles)
-        span = point.span(there.tensors[s.tensor], s.at, point.evaluator())
-        assert isinstance(span, Span)
-        pointer = fn.pointer(there.tensors[s.tensor].base, span.offset, stored(tensor.dtype))
+        memory = there.tensors[s.tensor]
+        offset = _offset(there, memory, s.at, {stream: Index(0, row), along: Index(0, 0)}, tiles)
+        pointer = fn.pointer(memory.base, offset, stored(tensor.dtype))
         yield Request(pointer, -(-scope.views[along].length * size // LINE))
 
 
@@ -123,9 +123,9 @@ def _row_step(scope: Scope, tensor: TensorRef, at: tuple[Expr, ...], rows: str, 
     return step
 
 
-def _first_row(scope: Scope, tensor: TensorRef, at: tuple[Expr, ...], axes: tuple[str, ...], tiles: dict[str, Tile]) -> I64:
-    """The offset of the first element that is seen of `axes`, in elements."""
-    point = Point(scope, {axis: Index(0, 0) for axis in axes}, None, Slot(0, 0), tiles)
+def _offset(scope: Scope, tensor: TensorRef, at: tuple[Expr, ...], where: dict[str, Index], tiles: dict[str, Tile]) -> I64:
+    """Where an element of a tensor lies, in elements."""
+    point = Point(scope, where, None, Slot(0, 0), tiles)
     span = point.span(tensor, at, point.evaluator())
     assert isinstance(span, Span)
     return span.offset
@@ -148,7 +148,7 @@ def _next_block(s: Rows, block: I64, scope: Scope, tiles: dict[str, Tile]) -> It
         row = fn.mul(fn.add(block, 1), s.step)
         more = fn.compare("slt", row, scope.views[s.axis].valid)
         ahead = fn.op(f"select i1 {more}, i64 {fn.mul(row, step)}, i64 {length}")
-        first = _first_row(scope, tensor, e.index, axes, tiles)
+        first = _offset(scope, tensor, e.index, dict.fromkeys(axes, Index(0, 0)), tiles)
         pointer = fn.pointer(tensor.base, fn.add(first, ahead), stored(tensor.dtype))
         yield Request(pointer, -(-length * size // LINE), s.step, fn.mul(step, size))
 
@@ -165,10 +165,6 @@ def _rows_of(
     if step is None or along not in scope.views:
         return
     size = BYTES[tensor.dtype]
-    offset = fn.add(_first_row(scope, tensor, at, axes, tiles), fn.mul(fn.mul(block, s.step), step))
-    pointer = fn.pointer(tensor.base, offset, stored(tensor.dtype))
+    first = _offset(scope, tensor, at, dict.fromkeys(axes, Index(0, 0)), tiles)
+    pointer = fn.pointer(tensor.base, fn.add(first, fn.mul(fn.mul(block, s.step), step)), stored(tensor.dtype))
     yield Request(pointer, -(-scope.views[along].length * size // LINE), s.step, fn.mul(step, size), write, scope.last)
-
-
-def _number(v: Value) -> I64:
-    return v.text if v.text.startswith("%") else int(v.text)

@@ -80,16 +80,13 @@ class Scope:
     last: str | None = None
 
     def bind(self, name: str, value: Value) -> Scope:
-        return replace(self, values={**self.values, name: value})
+        return self.then({name: value})
 
     def see(self, axis: str, view: View) -> Scope:
         return replace(self, views={**self.views, axis: view})
 
     def then(self, values: dict[str, Value]) -> Scope:
         return replace(self, values={**self.values, **values})
-
-    def asking(self, requests: dict[int, tuple[Request, ...]]) -> Scope:
-        return replace(self, requests=requests)
 
     def vector_type(self, dtype: DType) -> str:
         """The LLVM type of a vector of `dtype`."""
@@ -98,9 +95,7 @@ class Scope:
     def origin(self, axis: str) -> I64:
         """The global position of the tile's first element."""
         value = self.values.get(axis + "0")
-        if value is None:
-            return 0
-        return value.text if value.text.startswith("%") else int(value.text)
+        return 0 if value is None else value.number
 
     def start(self, axis: str) -> I64:
         """The global position of the view's first element."""

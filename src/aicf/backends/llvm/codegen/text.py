@@ -51,12 +51,12 @@ class Function:
     """One function being written: straight-line appends, structured loops and branches."""
 
     def __init__(self, module: Module, name: str, params: str, result: str = "void", *, internal: bool = False,
-                 inline: bool | None = None, group: int = 0) -> None:  # fmt: skip
-        """`group`: the attributes that it has (see `module.attributes`)."""
+                 fast: bool = False, inline: bool | None = None, group: int = 0) -> None:  # fmt: skip
+        """`fast`: internal, and called with `fastcc`. `group`: the attributes that it has (see `module.attributes`)."""
         self.module = module
         self.name = name
         hint = {None: "", True: "alwaysinline ", False: "noinline "}[inline]
-        linkage = "internal " if internal else ""
+        linkage = "internal fastcc " if fast else "internal " if internal else ""
         self.head = f"define {linkage}{result} @{name}({params}) {hint}nounwind #{group} {{"
         self.lines: list[str] = []
         self.allocas: list[str] = []

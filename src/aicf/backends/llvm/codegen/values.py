@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from aicf.backends.llvm.codegen.text import I64
 from aicf.scalar import DType, is_float
 
 _HELD: dict[DType, str] = {
@@ -19,6 +20,11 @@ class Value(NamedTuple):
     text: str
     dtype: DType
     vector: bool = False
+
+    @property
+    def number(self) -> I64:
+        """A scalar integer for address arithmetic: the number where it is known, else its name."""
+        return self.text if self.text.startswith("%") else int(self.text)
 
 
 def held(dtype: DType) -> str:
