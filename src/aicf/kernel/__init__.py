@@ -22,7 +22,9 @@ from aicf.kernel.ir import (
     Summary,
     TensorParam,
     Tile,
+    bodies,
     inner,
+    reads,
     statements,
     written,
 )
@@ -32,7 +34,7 @@ from aicf.kernel.verifier import KernelError, check_kernel, verify_kernel
 
 __all__ = [
     "Axis", "Contract", "Fill", "Kernel", "KernelError", "LoadTile", "Loop", "Map", "Parallel", "Phase", "Reduce", "Retry",
-    "Rows", "ScalarParam", "Stmt", "StoreTile", "Stream", "Summary", "TensorParam", "Tile", "Trace", "allocate", "check_capacity",
-    "check_kernel", "inner", "live_tiles", "print_kernel", "print_statement", "run_kernel", "statements", "tile_bytes",
-    "verify_kernel", "written",
+    "Rows", "ScalarParam", "Stmt", "StoreTile", "Stream", "Summary", "TensorParam", "Tile", "Trace", "allocate", "bodies",
+    "check_capacity", "check_kernel", "inner", "live_tiles", "print_kernel", "print_statement", "reads", "run_kernel",
+    "statements", "tile_bytes", "verify_kernel", "written",
 ]  # fmt: skip

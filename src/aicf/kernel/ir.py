@@ -35,7 +35,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from aicf.scalar import DType, Expr, Var, index
+from aicf.scalar import DType, Expr, Var, index, variables
 
 Space = Literal["global", "shared", "register"]
 Role = Literal["in", "out", "scratch"]
@@ -288,6 +288,14 @@ def inner(statement: Stmt) -> tuple[tuple[Stmt, ...], ...]:
             return ()
 
 
+def bodies(body: tuple[Stmt, ...]) -> Iterator[tuple[Stmt, ...]]:
+    """`body` and every list of statements inside it, outermost first."""
+    yield body
+    for statement in body:
+        for nested in inner(statement):
+            yield from bodies(nested)
+
+
 def statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
     """Every statement of `body` and of the bodies inside it, outermost first."""
     for statement in body:
@@ -303,3 +311,26 @@ def written(statement: Stmt) -> Tile | None:
             return statement.tile
         case _:
             return None
+
+
+def reads(statement: Stmt) -> frozenset[str]:
+    """Names of the variables that a statement itself reads, its own tile included when it accumulates."""
+    match statement:
+        case Map() | Reduce():
+            expressions: tuple[Expr, ...] = (statement.expr,)
+        case Fill():
+            expressions = (statement.value,)
+        case LoadTile():
+            expressions = statement.at
+        case StoreTile():
+            expressions = (statement.expr, *statement.at)
+        case Retry():
+            expressions = (statement.again,)
+        case _:
+            expressions = ()
+    names = {v.name for e in expressions for v in variables(e)}
+    if isinstance(statement, Contract):
+        names |= {statement.a.name, statement.b.name, *((statement.rescale.name,) if statement.rescale else ())}
+    if isinstance(statement, Reduce | Contract) and statement.accumulate:
+        names.add(statement.tile.name)
+    return frozenset(names)

@@ -21,8 +21,8 @@ from aicf.backends.llvm.codegen.points import Point, Points, Slot
 from aicf.backends.llvm.codegen.scope import Index, Scope
 from aicf.backends.llvm.codegen.text import I64
 from aicf.backends.llvm.codegen.values import Value, held_dtype, in_tile
-from aicf.kernel import Contract, Fill, Map, Reduce, Retry, Stmt, StoreTile, Tile, statements
-from aicf.scalar import DType, Expr, call, is_float, var, variables
+from aicf.kernel import Contract, Fill, Map, Reduce, Tile, reads, statements
+from aicf.scalar import DType, Expr, call, is_float, var
 
 Pointwise = Map | Reduce | Fill
 # Vectors of a row that are unrolled; longer rows are walked block by block.
@@ -47,24 +47,6 @@ def expression(s: Pointwise) -> Expr:
     return s.value if isinstance(s, Fill) else s.expr
 
 
-def reads(s: Stmt) -> frozenset[str]:
-    """Names of variables that a statement itself reads, its own tile included when it accumulates."""
-    match s:
-        case Map() | Reduce() | Fill():
-            names = {v.name for v in variables(expression(s))}
-        case Contract():
-            names = {s.a.name, s.b.name, *((s.rescale.name,) if s.rescale else ())}
-        case StoreTile():
-            names = {v.name for e in (s.expr, *s.at) for v in variables(e)}
-        case Retry():
-            names = {v.name for v in variables(s.again)}
-        case _:
-            names = set[str]()
-    if isinstance(s, Reduce | Contract) and s.accumulate:
-        names.add(s.tile.name)
-    return frozenset(names)
-
-
 def nest_of(s: Pointwise, scope: Scope, tiles: dict[str, Tile]) -> Group:
     """The loop nest of one statement."""
     vector = scope.plan.of(s.tile).vector
@@ -78,6 +60,16 @@ def nest_of(s: Pointwise, scope: Scope, tiles: dict[str, Tile]) -> Group:
 
 def groups(run: list[Pointwise], scope: Scope, tiles: dict[str, Tile]) -> list[Group]:
     """The run in fused groups. A statement may move before others that it does not depend on, to join its like."""
+    copies = scope.plan.copies
+
+    def place(name: str) -> str | int:
+        """Where a tile is: tiles may share a place."""
+        return copies[name][0].offset if name in copies else name
+
+    def depends(later: Pointwise, earlier: Pointwise) -> bool:
+        mine, theirs = place(later.tile.name), place(earlier.tile.name)
+        return mine == theirs or theirs in map(place, reads(later)) or mine in map(place, reads(earlier))
+
     nests = {id(s): nest_of(s, scope, tiles) for s in run}
     waiting = list(run)
     made: list[Group] = []
@@ -89,7 +81,7 @@ def groups(run: list[Pointwise], scope: Scope, tiles: dict[str, Tile]) -> list[G
         for s in waiting:
             nest = nests[id(s)]
             alike = (nest.outer, nest.vector, nest.folded) == (first.outer, first.vector, first.folded)
-            joins = alike and not any(_depends(s, b) for b in blocked) and not (reads(s) | {s.tile.name}) & reduced
+            joins = alike and not any(depends(s, b) for b in blocked) and not (reads(s) | {s.tile.name}) & reduced
             if chosen and first.folded is not None:
                 joins = False
             if joins:
@@ -101,11 +93,6 @@ def groups(run: list[Pointwise], scope: Scope, tiles: dict[str, Tile]) -> list[G
         made.append(Group(first.outer, first.vector, tuple(chosen), first.folded))
         waiting = blocked
     return made
-
-
-def _depends(later: Pointwise, earlier: Pointwise) -> bool:
-    mine, theirs = later.tile.name, earlier.tile.name
-    return theirs in reads(later) or mine in reads(earlier) or mine == theirs
 
 
 def read_elsewhere(tile: Tile, group: Group, scope: Scope) -> bool:

@@ -11,9 +11,10 @@ Every axis has a `chunk`: the rows step of an axis with register blocks, else tw
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aicf.backends.llvm.codegen.inplace import in_place
+from aicf.backends.llvm.codegen.overlays import overlays
 from aicf.backends.llvm.codegen.roles import Roles, free_axes, roles_along
 from aicf.backends.llvm.codegen.target import Target
 from aicf.backends.llvm.codegen.values import tile_bytes
@@ -131,6 +132,7 @@ def plan(kernel: Kernel, target: Target) -> Plan:
     tiles = tiles_of(kernel)
     first, panels = vector_axes(kernel, tiles)
     plain = used_plainly(kernel, panels)
+    over = overlays(kernel, tiles)
     direct = in_place(kernel, {a: s.chunk for a, s in shapes.items()}, first, target.lanes)
     steps = {s.axis: s.step for s in statements(kernel.body) if isinstance(s, Rows)}
     offset = 0
@@ -154,6 +156,10 @@ def plan(kernel: Kernel, target: Target) -> Plan:
             continue
         wanted = [(first[name], first[name] in panels.get(name, ()) and name not in plain)]
         wanted += [(axis, True) for axis in panels.get(name, ()) if axis != first[name]]
+        older = copies.get(over.get(name, ""), ())
+        if len(older) == 1 and wanted == [(older[0].vector, False)] and local[name] == older[0].local:
+            copies[name] = (replace(older[0], dtype=tile.dtype),)
+            continue
         copies[name] = tuple(place(tile, vector, panel) for vector, panel in wanted)
     made = Plan(shapes, copies, offset, {}, direct)
     for s in statements(kernel.body):

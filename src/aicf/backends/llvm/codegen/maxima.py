@@ -15,21 +15,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from aicf.backends.llvm.codegen.elementwise import reads
-from aicf.kernel import Kernel, Map, Parallel, Reduce, Retry, Rows, Stmt, Stream, inner, written
+from aicf.kernel import Kernel, Map, Parallel, Reduce, Retry, Rows, Stmt, Stream, bodies, inner, reads, written
 from aicf.scalar import Call, Const, Expr, Var, substitute, var, variables, walk
 
 
 def fold_scales(kernel: Kernel) -> Kernel:
     """`kernel` without tiles that are a positive constant times another one."""
-    return replace(kernel, body=_folded(kernel.body, _lists(kernel.body)))
+    return replace(kernel, body=_folded(kernel.body, list(bodies(kernel.body))))
 
 
 def at_most_zero(body: tuple[Stmt, ...]) -> frozenset[Expr]:
     """The differences in `body` that are at most zero (or NaN) wherever they stand: x - m with m a maximum of x and others."""
     proved: set[Expr] = set()
     others: set[Expr] = set()
-    for run in _lists(body):
+    for run in bodies(body):
         above: dict[str, frozenset[Expr]] = {}  # row tile -> what it is at least as large as
         for s in run:
             tile = written(s)
@@ -88,15 +87,6 @@ def _scaled(e: Expr) -> Var | None:
             if isinstance(c, Const) and isinstance(x, Var) and x.dtype == "f32" and 0.0 < float(c.value) < math.inf:
                 return x
     return None
-
-
-def _lists(body: tuple[Stmt, ...]) -> list[tuple[Stmt, ...]]:
-    """`body` and all bodies inside it."""
-    found = [body]
-    for s in body:
-        for nested in inner(s):
-            found += _lists(nested)
-    return found
 
 
 def _folded(body: tuple[Stmt, ...], lists: list[tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
