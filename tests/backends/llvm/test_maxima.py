@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from aicf.backends.llvm.codegen.maxima import at_most_zero, fold_scales
-from aicf.kernel import Contract, Kernel, Map, Reduce, Stmt, Tile
-from aicf.scalar import Expr, call, const, var
+from aicf.kernel import Axis, Contract, Kernel, LoadTile, Loop, Map, Parallel, Reduce, Stmt, StoreTile, TensorParam, Tile
+from aicf.scalar import Expr, call, const, index, load, var
 from tests.kernel.handmade import attention
 
 from .running import execute
@@ -129,3 +129,86 @@ def test_special_scores(bad: float):
     np.testing.assert_array_equal(np.isnan(out), np.isnan(np.broadcast_to(expected, out.shape)))
     if not np.isnan(expected).any():
         np.testing.assert_allclose(out, np.broadcast_to(expected, out.shape), rtol=1e-5, atol=1e-6)
+
+
+def weights_of(numbers: Any) -> Any:
+    """exp(x - max of the row) of an array [rows, 64], as generated."""
+    n, j = index("N"), index("j")
+    s, p, top = Tile("s", "f32", ("i", "j"), "register"), Tile("p", "f32", ("i", "j"), "register"), TOP
+    body = (
+        LoadTile(s, "S", (index("i"), j)),
+        Reduce(top, "max", "j", f(s)),
+        Map(p, call("exp", call("sub", f(s), f(top)))),
+        StoreTile("O", (index("i"), j), ("i", "j"), f(p)),
+    )
+    assert at_most_zero(body)
+    kernel = Kernel(
+        "weights",
+        (TensorParam("S", "f32", (n, const(64, "i64")), "in", 1), TensorParam("O", "f32", (n, const(64, "i64")), "out", 1)),
+        ("N",),
+        (),
+        (Axis("i", n, 6), Axis("j", const(64, "i64"), 64)),
+        (Parallel((Loop(index("i0"), n, 6),), body),),
+    )
+    return execute(kernel, {"S": numbers}, {"N": len(numbers)})["O"]
+
+
+def test_weights_are_those_of_float64():
+    """Within two roundings, and what the argument's reduction with log2(e) as one f32 takes."""
+    x = -np.random.default_rng(0).uniform(0, 87, (500, 64)).astype(np.float32)
+    x[::2] *= np.float32(0.05)
+    x[:, 0] = 0.0
+    found, exact = weights_of(x).astype(np.float64), np.exp(x.astype(np.float64))
+    assert (np.abs(found / exact - 1) <= 2 * 2.0**-23 + 1.4e-8 * np.abs(x)).all()
+    assert (found[:, 0] == 1).all()
+
+
+def test_weights_of_nothing_are_zero_and_nan_stays():
+    x = np.zeros((7, 64), np.float32)
+    x[:, 1:6] = [-np.inf, np.finfo(np.float32).min, -1e30, -104.0, -88.1]
+    x[1, 9] = np.nan
+    x[2, 9] = np.array([0xFFFFFFFF], np.uint32).view(np.float32)[0]
+    x[3] = -np.inf
+    found = weights_of(x)
+    for row in (0, 4, 5, 6):
+        assert (found[row, 1:6] == 0).all() and (np.delete(found[row], range(1, 6)) == 1).all()
+    for row in (1, 2, 3):
+        assert np.isnan(found[row]).all()  # their maximum is NaN, or -inf less itself
+    x = np.linspace(-88.1, -86.9, 640, dtype=np.float32).reshape(10, 64)
+    x[:, 0] = 0.0
+    found = weights_of(x)[:, 1:]
+    assert (found >= 0).all() and (found <= 1.1 * np.exp(-86.9)).all()
+    assert (found[x[:, 1:] > -87.3] > 0).all()
+
+
+def test_a_product_by_a_power_of_two_is_exact_in_a_sum():
+    """Whether it is computed by itself or within the sum."""
+    n, i = index("N"), index("i")
+    x = np.random.default_rng(1).standard_normal(640).astype(np.float32) * np.float32(1e3)
+    y = np.random.default_rng(2).standard_normal(640).astype(np.float32)
+    a, b = load("X", (i,), "f32"), load("Y", (i,), "f32")
+    for scale in (0.125, 1.0, 0.3):
+        product = call("mul", a, const(scale, "f32"))
+        cases = {
+            "add": x * np.float32(scale) + y,
+            "sub": x * np.float32(scale) - y,
+        }
+        for name, expected in cases.items():
+            expr = call(name, product, b)
+            kernel = Kernel(
+                "sum",
+                tuple(TensorParam(t, "f32", (n,), "out" if t == "O" else "in", 0) for t in "XYO"),
+                ("N",),
+                (),
+                (Axis("i", n, 64),),
+                (Parallel((Loop(index("i0"), n, 64),), (StoreTile("O", (i,), ("i",), expr),)),),
+            )
+            assert (execute(kernel, {"X": x, "Y": y}, {"N": 640})["O"] == expected).all()
+            swapped = execute(
+                Kernel(
+                    "swapped", kernel.tensors, ("N",), (), kernel.axes,
+                    (Parallel((Loop(index("i0"), n, 64),), (StoreTile("O", (i,), ("i",), call(name, b, product)),)),),
+                ),
+                {"X": x, "Y": y}, {"N": 640},
+            )["O"]  # fmt: skip
+            assert (swapped == (expected if name == "add" else -expected)).all()

@@ -21,6 +21,16 @@ _EXACT_IN_DOUBLE = 2**51
 _LARGEST_POSITION = 2**44
 
 
+def _exact_product(e: Expr) -> tuple[Expr, float] | None:
+    """(x, c) when `e` is x times a power of two that is at most one, in f32: that product is not rounded (but for numbers so
+    small that a sum with them is not either)."""
+    if isinstance(e, Call) and e.fn == "mul" and e.dtype == "f32":
+        for x, c in (e.args, e.args[::-1]):
+            if isinstance(c, Const) and 0.0 < float(c.value) <= 1.0 and math.frexp(float(c.value))[0] == 0.5:
+                return x, float(c.value)
+    return None
+
+
 class Evaluator:
     """Emits expressions. `lookup` gives variables, `read` gives loads (it is called with this evaluator).
     `lanes` may be a multiple of the machine's vector.
@@ -112,6 +122,10 @@ class Evaluator:
             found = self.compare(e, self)
             if found is not None:
                 return found
+        if e.fn in ("add", "sub") and e.dtype == "f32":
+            fused = self._fused(e)
+            if fused is not None:
+                return fused
         args = [self.value(a) for a in e.args]
         match e.fn:
             case "where":
@@ -129,6 +143,20 @@ class Evaluator:
                 if is_int(e.dtype):
                     return Value(self._on_ints(e, texts, vector), e.dtype, vector)
                 return Value(self._on_floats(e, texts, vector), e.dtype, vector)
+
+    def _fused(self, e: Call) -> Value | None:
+        """A sum or difference with a product by a power of two, in one operation: the same number, as the product is exact."""
+        for i, part in enumerate(e.args):
+            found = None if part in self.memo else _exact_product(part)
+            if found is None:
+                continue
+            x, c = found
+            x, other = self.alike(self.convert(self.value(x), "f32"), self.convert(self.value(e.args[1 - i]), "f32"))
+            m = self.maths("f32", x.vector)
+            if e.fn == "sub":
+                c, other = (c, Value(m.neg(other.text), "f32", x.vector)) if i == 0 else (-c, other)
+            return Value(m.fma(x.text, m.splat(c), other.text), "f32", x.vector)
+        return None
 
     def _where(self, dtype: DType, args: list[Value]) -> Value:
         condition = self.convert(args[0], "bool")

@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from aicf.backends.llvm.codegen.text import Function, Module, float_text
+from aicf.backends.llvm.codegen.shuffles import looked_up
+from aicf.backends.llvm.codegen.text import Function, Module, bits_of, float_text
 
 # exp(r) = 1 + r + r² q(r), coefficients of q, on |r| <= ln2/2, relative error 3e-9.
 _EXP = (0.49999993431891215, 0.16666520396770734, 0.041668390831316446, 0.008368745320051954, 0.0013814537893664571)
 # The same polynomial for 2^r, |r| <= 1/2.
 _EXP2 = tuple(c * math.log(2) ** k for k, c in enumerate((1.0, 1.0, *_EXP)))
+# 2^r = 1 + r q(r), coefficients of q, on |r| <= 1/16, error 3e-8.
+_EXP2_NEAR = (0.6931471721320107, 0.2402576333580222, 0.05551147486275687)
 # log(1+f) = f - f²/2 + f³ p(f) on [sqrt(1/2)-1, sqrt(2)-1].
 _LOG = (
     0.33333310438441316, -0.24999986625689788, 0.2000222670357344, -0.16669249462796984, 0.14218655431568586,
@@ -146,10 +149,31 @@ class Maths:
         """
         if self.element == "double":
             return self.library("exp", x)
-        x = self.at_least(-87.5, x)
         log2e = self.splat(_LOG2E)
+        if self.lanes is not None and self.fn.module.lookup is not None:
+            return self._decay_by_table(x, log2e)
+        x = self.at_least(-87.5, x)
         shifted, n = self._rounded(lambda magic: self.fma(x, log2e, magic))
         return self._scaled(self.fma(x, log2e, self.neg(n)), shifted, _EXP2)
+
+    def _decay_by_table(self, x: str, log2e: str) -> str:
+        """`decay` with powers of two from a register: x log2(e) = n + k/8 + r, as many steps as lanes, so that a shorter
+        polynomial does. The sum with `magic` rounds to eighths; its low bits, shifted to the exponent, are n and on top of the
+        fraction k, which the table's numbers lack. From -127 on, as where x is -inf, the power is 0."""
+        assert self.lanes is not None
+        width = self.fn.module.width
+        step = width.bit_length() - 1
+        x = self.at_least(-127.0 / _LOG2E, x)
+        magic = self.splat(1.5 * 2.0 ** (23 - step))
+        shifted = self.fma(x, log2e, magic)
+        r = self.fma(x, log2e, self.neg(self.sub(shifted, magic)))
+        numbers = [bits_of(2.0 ** (k / width)) - (k << (23 - step)) for k in range(width)]
+        table = f"<{width} x float>", "<" + ", ".join(f"i32 {n}" for n in numbers) + ">"
+        index = self.to_bits(shifted)
+        found = looked_up(self.fn, self.fn.op(f"bitcast <{width} x i32> {table[1]} to {table[0]}"), index, self.lanes)
+        exponent = self.int_op("shl", index, self.splat_int(23 - step))
+        power = self.from_bits(self.int_op("add", self.to_bits(found), exponent))
+        return self.fma(power, self.mul(r, self.polynomial(r, _EXP2_NEAR)), power)
 
     def exp2(self, x: str) -> str:
         if self.element == "double":

@@ -90,7 +90,7 @@ def emit_module(kernel: Kernel, target: Target) -> str:
 
     Raises ValueError for a kernel that breaks the rules of the IR (a statement outside `parallel`, an unknown name).
     """
-    module = Module(target.lanes, target.registers)
+    module = Module(target.lanes, target.registers, target.lookup)
     names = worker_names(kernel)
     for name, (alone, layout), summary in zip(
         names, plans(kernel, target), (*kernel.summaries, *[None] * len(kernel.body)), strict=True

@@ -1,4 +1,5 @@
-"""Networks of shuffles over as many vectors as they have lanes: the transpose of a square, and the sums of all vectors."""
+"""Networks of shuffles over as many vectors as they have lanes: the transpose of a square, and the sums of all vectors. Elements
+of a vector by index."""
 
 from __future__ import annotations
 
@@ -64,6 +65,29 @@ def _even_units(n: int, unit: int) -> list[int]:
         for u in range(b, b + region, 2 * unit)
         for x in range(u, u + unit)
     ]
+
+
+def looked_up(fn: Function, table: str, index: str, lanes: int) -> str:
+    """The f32 of `table`, a vector of the target's width, that the low bits of each i32 of `index` say. `lanes` may be more than
+    that width. The module has a `lookup`."""
+    width, name = fn.module.width, fn.module.lookup
+    assert name is not None
+    fn.module.declare(name, f"<{width} x float> (<{width} x float>, <{width} x i32>)")
+    parts: list[str] = []
+    for first in range(0, lanes, width):
+        part = index
+        if lanes > width:
+            mask = ", ".join(f"i32 {first + k}" for k in range(width))
+            part = fn.op(f"shufflevector <{lanes} x i32> {index}, <{lanes} x i32> poison, <{width} x i32> <{mask}>")
+        parts.append(fn.op(f"call <{width} x float> @{name}(<{width} x float> {table}, <{width} x i32> {part})"))
+    while len(parts) > 1:
+        kind, mask = f"<{width} x float>", ", ".join(f"i32 {k}" for k in range(2 * width))
+        parts = [
+            fn.op(f"shufflevector {kind} {a}, {kind} {b}, <{2 * width} x i32> <{mask}>")
+            for a, b in zip(parts[::2], parts[1::2], strict=True)
+        ]
+        width *= 2
+    return parts[0]
 
 
 def _shuffled(fn: Function, a: str, b: str, mask: list[int]) -> str:

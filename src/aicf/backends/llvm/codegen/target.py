@@ -26,6 +26,13 @@ class Target:
         return self.triple.startswith(("x86_64", "i686")) and self.lanes >= 8
 
     @property
+    def lookup(self) -> str | None:
+        """LLVM's name of the instruction that takes for each lane the element of a vector of `lanes` which the low bits of an
+        index say, if there is a fast one."""
+        features = self.features.split(",")
+        return "llvm.x86.avx2.permps" if self.lanes == 8 and self.clears and "+avx2" in features else None
+
+    @property
     def rows(self) -> int:
         """Rows of the largest register tile: what two B vectors and one broadcast leave, in pairs of accumulators."""
         return max(1, min((self.registers - 4) // 2, 14))

@@ -22,12 +22,19 @@ def float_text(value: float, kind: str = "float") -> str:
     return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
 
 
+def bits_of(value: float) -> int:
+    """The bits of the nearest f32."""
+    return struct.unpack("<I", struct.pack("<f", value))[0]
+
+
 @dataclass
 class Module:
-    """Functions, declarations and the target that they are for. Internal functions are made once per key."""
+    """Functions, declarations and the target that they are for. Internal functions are made once per key. `lookup`: see
+    `Target.lookup`."""
 
     width: int
     registers: int
+    lookup: str | None = None
     functions: list[Function] = field(default_factory=list)
     declared: dict[str, str] = field(default_factory=dict)
     made: dict[tuple[object, ...], str] = field(default_factory=dict)
