@@ -9,6 +9,7 @@ kept on disk means the same region in the next process, or misses.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,21 +28,30 @@ from aicf.semantic import Node, print_node
 from .layouts import Order
 from .symbols import TORCH_DTYPE
 
-Shape = tuple[int, ...] | Callable[..., tuple[Any, ...]]  # fixed, or a function of the sizes
+Numbers = tuple[Any, ...]
+Place = tuple[Numbers, Numbers] | Callable[..., tuple[Numbers, Numbers]]  # shape and strides; fixed, or a function of the sizes
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A region that can be called: its executable, which of the given sizes that takes, and how to make its outputs: shape, type
-    and the order of the dimensions in memory."""
+    """A region that can be called: its executable, which of the given sizes that takes, and how to make its outputs: shape,
+    strides, type."""
 
     executable: Executable
     picks: tuple[int, ...]
-    outputs: tuple[tuple[Shape, torch.dtype, Order], ...]
+    outputs: tuple[tuple[Place, torch.dtype], ...]
 
 
 _ENTRIES: dict[int, Entry] = {}
 _ADDRESS, _STRIDES = torch.Tensor.data_ptr, torch.Tensor.stride
+
+
+def _empty_on_cpu(shape: Numbers, strides: Numbers, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+# What Inductor's code calls, where this version of PyTorch has it: a third of the time.
+_EMPTY: Callable[..., torch.Tensor] = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", _empty_on_cpu)  # type: ignore[attr-defined]
 
 
 def size_names(result: RegionResult) -> list[str]:
@@ -57,7 +67,7 @@ def register(result: RegionResult, orders: Sequence[Order]) -> int:
     assert executable is not None
     names = size_names(result)
     outputs = tuple(
-        (_shape(node, names), TORCH_DTYPE[node.type.dtype], order) for node, order in zip(result.outputs, orders, strict=True)
+        (_place(node, names, order), TORCH_DTYPE[node.type.dtype]) for node, order in zip(result.outputs, orders, strict=True)
     )
     entry = Entry(executable, tuple(names.index(n) for n in result.size_names), outputs)
     handle = _content(result, executable, orders)
@@ -82,13 +92,17 @@ def _content(result: RegionResult, executable: Executable, orders: Sequence[Orde
     return int(text.hexdigest()[:15], 16)
 
 
-def _shape(node: Node, names: Sequence[str]) -> Shape:
-    """The shape of `node`; as a function of the sizes it works on numbers and on PyTorch's symbols alike."""
+def _place(node: Node, names: Sequence[str], order: Order) -> Place:
+    """Shape and strides of `node`, its dimensions in `order` in memory. As a function of the sizes it works on numbers and on
+    PyTorch's symbols alike."""
     dims = node.type.shape
     if all(isinstance(d, Const) for d in dims):
-        return tuple(int(d.value) for d in dims if isinstance(d, Const))
+        shape = tuple(int(d.value) for d in dims if isinstance(d, Const))
+        return shape, tuple(math.prod(max(1, shape[x]) for x in order[order.index(k) + 1 :]) for k in range(len(shape)))
     # The text of an integer expression is Python: names, numbers, + - * // % and calls of min and max.
-    source = f"lambda {', '.join(names)}: ({', '.join(show(d) for d in dims)},)"
+    texts = [show(d) for d in dims]
+    strides = ["*".join(["1", *(f"({texts[x]})" for x in order[order.index(k) + 1 :])]) for k in range(len(texts))]
+    source = f"lambda {', '.join(names)}: (({', '.join(texts)},), ({', '.join(strides)},))"
     return eval(source, {"min": torch.sym_min, "max": torch.sym_max})
 
 
@@ -100,8 +114,9 @@ def run_region(handle: int, inputs: list[torch.Tensor], sizes: list[int]) -> lis
         return _launch(entry, entry.executable, inputs, sizes)
     # Functions of C's and loops, no functions of Python's: under torch.compile each call of those costs a microsecond.
     made: list[torch.Tensor] = []
-    for shape, dtype, order in entry.outputs:
-        made.append(torch.empty_permuted(shape if isinstance(shape, tuple) else shape(*sizes), order, dtype=dtype))
+    for place, dtype in entry.outputs:
+        shape, strides = place if isinstance(place, tuple) else place(*sizes)
+        made.append(_EMPTY(shape, strides, dtype))
     tensors = [*inputs, *made]
     entry.executable.call(
         list(map(_ADDRESS, tensors)),
@@ -114,10 +129,11 @@ def run_region(handle: int, inputs: list[torch.Tensor], sizes: list[int]) -> lis
 
 def _empty(entry: Entry, sizes: list[Any], device: torch.device) -> list[torch.Tensor]:
     """A region's outputs, nothing in them yet."""
-    return [
-        torch.empty_permuted(shape if isinstance(shape, tuple) else shape(*sizes), order, dtype=dtype, device=device)
-        for shape, dtype, order in entry.outputs
-    ]
+    made: list[torch.Tensor] = []
+    for place, dtype in entry.outputs:
+        shape, strides = place if isinstance(place, tuple) else place(*sizes)
+        made.append(torch.empty_strided(shape, strides, dtype=dtype, device=device))
+    return made
 
 
 def _described(tensors: list[torch.Tensor]) -> list[ArrayRef]:
