@@ -32,7 +32,7 @@ def test_eager_sdpa_and_aicf_compute_the_case(case: Case):
             assert entry.missing == "" and entry.seconds and entry.error is not None and entry.error <= 1
 
 
-@pytest.mark.parametrize("name", ["sink", "documents", "gqa"])  # one more key; a mask per batch; fewer key heads
+@pytest.mark.parametrize("name", ["sink", "documents", "gqa", "differential"])
 def test_flex_and_inductor_compute_the_case(name: str):
     if not has_compiler():
         pytest.skip("Inductor needs a C++ compiler")

@@ -62,12 +62,34 @@ def prepare(
         return Contender(lambda: plain(*values))
     if case.flex is None:
         return Contender(None, "it cannot be said in Flex Attention")
-    flex: Any = torch.compile(_flex(case, tensors), dynamic=False)
-    return Contender(lambda: flex(*values))
+    return Contender(_flex(case.flex, _flex_attention(case, tensors), values))
 
 
-def _flex(case: Case, tensors: Tensors) -> Callable[..., Any]:
-    assert case.flex is not None
+def _flex(around: Callable[[Any], Any], attention: Any, values: list[torch.Tensor]) -> Callable[[], Any]:
+    """A call of the case, compiled as one; where Inductor does not take it, which it does not of two attentions that are
+    subtracted, the attention alone is compiled."""
+    ways: list[Callable[[], Any]] = [
+        lambda: torch.compile(around(attention), dynamic=False),
+        lambda: around(torch.compile(attention, dynamic=False)),
+    ]
+    made: list[Any] = []
+
+    def call() -> Any:
+        if not made:
+            made.append(ways.pop(0)())
+        try:
+            return made[0](*values)
+        except Exception:
+            if not ways:
+                raise
+            made.clear()
+            return call()
+
+    return call
+
+
+def _flex_attention(case: Case, tensors: Tensors) -> Callable[..., Any]:
+    """The case's attention in Flex Attention."""
     b, h, n, _ = tensors["q"].shape
     keys = tensors["k"].shape[-2] + case.more_keys
     block = None if case.mask is None else create_block_mask(case.mask(tensors), b, None, n, keys, device=tensors["q"].device)
@@ -77,4 +99,4 @@ def _flex(case: Case, tensors: Tensors) -> Callable[..., Any]:
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
         return flex_attention(q, k, v, score_mod=score, block_mask=block, enable_gqa=grouped)
 
-    return case.flex(attention)
+    return attention
