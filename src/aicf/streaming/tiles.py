@@ -61,12 +61,16 @@ class Request:
 @dataclass
 class Box:
     """A tile: for each position variable its inclusive bounds and its tile number (an expression); `batch` are the variables
-    that have one value in a tile and others in other work items, in contrast to sizes."""
+    that have one value in a tile and others in other work items, in contrast to sizes.
+
+    `cut`: the box is what is left of a tile from that streamed position on, for the rows of a block: positions without a tile
+    number, of which no summary tells."""
 
     low: Mapping[Var, Expr]
     high: Mapping[Var, Expr]
     number: Mapping[Var, Expr]
     batch: frozenset[Var] = frozenset()
+    cut: Var | None = None
     requests: dict[tuple[str, Expr], Request] = field(default_factory=dict[tuple[str, Expr], Request])
     # What was found before: subexpressions recur in the bodies of the extremum and of every sum.
     intervals: dict[Expr, tuple[Expr, Expr] | None] = field(default_factory=dict[Expr, "tuple[Expr, Expr] | None"])
@@ -88,10 +92,20 @@ class Box:
             return None
         return self._summarised(op, cast(c, "i32"))
 
+    def last(self, c: Expr) -> Expr | None:
+        """The last position of the tile at which a condition of a streamed position holds, -1 where it holds at none."""
+        (axis,) = self.axes(c)
+        return self._summarised("max", call("where", c, axis, integer_const(-1)))
+
+    def of_keys(self, e: Expr) -> bool:
+        """Whether the box begins at a cut, and `e` is what tensors say of streamed positions."""
+        here = self.axes(e)
+        return self.cut is not None and [self.low[v] for v in here] == [self.cut] and any(isinstance(x, Load) for x in walk(e))
+
     def _summarised(self, op: str, e: Expr) -> Expr | None:
-        if any(is_float(x.dtype) for x in variables(e)):
-            return None
         axes = tuple(self.axes(e))
+        if any(is_float(x.dtype) for x in variables(e)) or not all(v in self.number for v in axes):
+            return None
         key = (op, e)
         if key not in self.requests:
             outer = tuple(sorted(variables(e) & self.batch, key=lambda v: v.name))
@@ -315,6 +329,8 @@ def _truth(box: Box, c: Expr, value: bool) -> Expr:
 def _proof(box: Box, c: Expr, value: bool) -> Expr:
     if not box.axes(c) and not _opaque(c):
         return c if value else call("not", c)
+    if c.dtype == "bool" and box.of_keys(c):
+        return _from_the_cut(box, call("not", c) if value else c)
     match c:
         case Call(fn="not", args=(a,)) if c.dtype == "bool":
             return _truth(box, a, not value)
@@ -341,6 +357,12 @@ def _proof(box: Box, c: Expr, value: bool) -> Expr:
             if found is None:
                 return _looked_at(box, c, value)
             return call("ne", found[0], const(0, "i32")) if value else call("eq", found[1], const(0, "i32"))
+
+
+def _from_the_cut(box: Box, c: Expr) -> Expr:
+    """An expression that implies: a condition of streamed positions fails from the cut on."""
+    last = box.last(c)
+    return NO if last is None or box.cut is None else call("gt", box.cut, last)
 
 
 def _looked_at(box: Box, c: Expr, value: bool) -> Expr:
@@ -549,6 +571,8 @@ def _loaded(box: Box, u: Expr) -> Expr:
     if not any(isinstance(x, Load) for x in walk(u)) or not is_float(u.dtype):
         return NO
     lowest = const(NEG_INF, u.dtype)
+    if box.of_keys(u):
+        return _from_the_cut(box, call("ne", u, lowest))
     top = box.extreme("max", u)
     return call("eq", top, lowest) if top is not None else _looked_at(box, call("eq", u, lowest), True)
 
@@ -623,6 +647,29 @@ def stream_bounds(empty: Expr, origin: Var, step: int) -> tuple[list[Expr], list
     return lower, upper
 
 
+def end_of_rows(empty: Expr, cut: Var) -> Expr | None:
+    """The first position from which on `empty` holds: where the keys of a block of rows end inside of a tile. `empty` is made of
+    conjunctions and disjunctions; None where it says nothing of an end."""
+    if isinstance(empty, Call) and empty.fn in ("and", "or") and empty.dtype == "bool":
+        ends = [end_of_rows(e, cut) for e in empty.args]
+        known = [e for e in ends if e is not None]
+        if not known or (empty.fn == "and" and len(known) < len(ends)):
+            return None
+        return known[0] if len(known) == 1 else call("max" if empty.fn == "and" else "min", *known)
+    if cut not in variables(empty):
+        return None if isinstance(empty, Const) and not empty.value else call("where", empty, integer_const(0), index("M"))
+    if not (isinstance(empty, Call) and empty.fn in ("lt", "le", "gt", "ge") and empty.args[0].dtype == "i64"):
+        return None
+    found = affine(call("sub", *empty.args), (cut,))
+    if found is None:
+        return None
+    (k,), rest = found
+    if not isinstance(k, Const) or abs(int(k.value)) != 1 or (int(k.value) > 0) != (empty.fn in ("gt", "ge")):
+        return None
+    edge = call("neg", rest) if int(k.value) > 0 else rest
+    return call("add", edge, integer_const(1)) if empty.fn in ("lt", "gt") else edge
+
+
 def _disjuncts(e: Expr) -> list[Expr]:
     if isinstance(e, Call) and e.fn == "or" and e.dtype == "bool":
         return [x for a in e.args for x in _disjuncts(a)]
@@ -642,3 +689,10 @@ def tile_box(positions: Mapping[Var, tuple[Expr, int]], batch: Iterable[Var] = (
         high[v] = call("sub", call("min", end, extent), integer_const(1))
         number[v] = call("floordiv", origin, integer_const(length))
     return Box(low, high, number, frozenset(batch))
+
+
+def rest_of(box: Box, rows: Var, extent: Expr, block: int, stream: Var, cut: Var) -> Box:
+    """What is left of a tile from streamed position `cut` on, for a block of rows that begins at the rows' origin."""
+    end = call("min", call("add", index(rows.name + "0"), integer_const(block)), extent)
+    high = {**box.high, rows: call("sub", end, integer_const(1))}
+    return Box({**box.low, stream: cut}, high, {stream: box.number[stream]}, box.batch, cut, box.requests)

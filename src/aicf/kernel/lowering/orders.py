@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from aicf.kernel.ir import Axis, Loop, Map, Parallel, Phase, Retry, Rows, Stmt, Stream, Tile
 from aicf.kernel.lowering.block import Block, in_order, rebased
 from aicf.kernel.lowering.names import Names, old_reference, reference
-from aicf.mcir.passes.streaming_lowering import tiling
-from aicf.scalar import Const, Expr, Load, call, const, index, integer_const, substitute, var, walk
+from aicf.scalar import Const, Expr, call, const, index, integer_const, substitute, var
 
 TRUE = const(True, "bool")
 ABSORBED = 104.0  # exp(-104) is 0 in fp32 (streaming.md 2.1)
@@ -101,18 +100,10 @@ def _phases(names: Names, operands: Mapping[str, Tile], before: list[Stmt], empt
 
 
 def _row_ends(names: Names) -> tuple[tuple[str, Expr], ...]:
-    """Where the streamed axis ends for a block of rows: the stream's own bound, for as many rows as a block has. What is known of
-    tiles from their tensors is known of whole tiles alone, and says nothing more of a block."""
-    if not names.tiling.high:
+    """Where the streamed axis ends for a block of rows."""
+    if names.tiling.end is None:
         return ()
-    tiled = tiling(names.found, names.program, names.schedule.rows, names.schedule.tile_n, names.tiling.strict)
-    of_rows = {r.param for r in tiled.summaries if names.found.row in r.axes}
-    known = [e for e in tiled.high if not any(isinstance(x, Load) and x.tensor in of_rows for x in walk(e))]
-    if not known:
-        return ()
-    end: Expr = index("M")
-    for e in known:
-        end = call("min", end, names.put(e))
+    end = call("min", index("M"), names.put(names.tiling.end))
     if names.tiling.fill is not None:
         end = call("where", call("ne", names.flag, integer_const(0)), end, index("M"))
     return ((names.j, end),)

@@ -100,12 +100,11 @@ class Operand:
 
 @dataclass(frozen=True)
 class Tiling:
-    """What is proved of tiles, for tile lengths `tile_m` x `tile_n`: when a tile is empty (and may be skipped), when the
-    mask holds
-    everywhere in it (`full`, with the conditions that are then decided), the bounds of the stream, the finite fill whose
-    absorption has
-    to be checked at the end (None: nothing to check), and the per-tile summaries of per-token tensors that the conditions
-    read. `undecided`: something that may be a mask is never proved to hold, so that no tile is known to be without."""
+    """What is proved of tiles, for tile lengths `tile_m` x `tile_n`: when a tile is empty (and may be skipped), when the mask
+    holds everywhere in it (`full`, with the conditions that are then decided), the bounds of the stream, the finite fill whose
+    absorption has to be checked at the end (None: nothing to check), and the per-tile summaries of per-token tensors that the
+    conditions read. `undecided`: something that may be a mask is never proved to hold, so that no tile is known to be without.
+    `end`: where the keys of a block of rows end inside of a tile, the rows' origin being the block's."""
 
     empty: Expr
     full: Expr
@@ -116,6 +115,7 @@ class Tiling:
     summaries: tuple[tiles.Request, ...]
     strict: bool = False
     undecided: bool = False
+    end: Expr | None = None
 
     def __str__(self) -> str:
         lines = [f"empty when {show(self.empty)}", f"full when {show(self.full)}"]
@@ -245,7 +245,10 @@ def _stream(found: Recognised, program: StreamProgram, policy: TilePolicy, stric
     stream.attrs["order"] = getattr(policy, "order", "q_major")
     stream.attrs["program"] = program
     tile = b.tile_region("q_tile_loop", policy.tile_m, policy.tile_n, policy.tile_k)
-    tile.attrs["phases"] = tiling(found, program, policy.tile_m, policy.tile_n, strict)
+    # On a GPU a block of rows is a warp's share of a tile, which ends as a whole.
+    alone = "thread" in dict(getattr(policy, "mapping", ())).values()
+    rows = getattr(policy, "rows", 0) if alone else 0
+    tile.attrs["phases"] = tiling(found, program, policy.tile_m, policy.tile_n, strict, rows)
     if not isinstance(policy, FixedPolicy):
         tile.attrs["schedule"] = policy
     tile.nodes.extend(_Nodes(b, found, program, policy).all())
@@ -411,8 +414,11 @@ def finalizer(program: StreamProgram, name: str) -> Expr:
 # ------------------------------------------------------------------------------------------------ tiles
 
 
-def tiling(found: Recognised, program: StreamProgram, tile_m: int, tile_n: int, strict: bool = False) -> Tiling:
-    """What can be proved of tiles of `tile_m` rows by `tile_n` keys of this region's score programs.
+def tiling(
+    found: Recognised, program: StreamProgram, tile_m: int, tile_n: int, strict: bool = False, rows: int = 0
+) -> Tiling:  # fmt: skip
+    """What can be proved of tiles of `tile_m` rows by `tile_n` keys of this region's score programs, of which `rows` at a time
+    are worked on (0: that is not asked for).
 
     A tile that the mask hides is empty if what it hides is finite: 0 times infinity is NaN. `strict` assumes nothing, so
     that no tile is empty, and all that the source computes is computed.
@@ -420,19 +426,13 @@ def tiling(found: Recognised, program: StreamProgram, tile_m: int, tile_n: int, 
     row, stream = found.row, found.stream
     box = tiles.tile_box({row: (index("N"), tile_m), stream: (index("M"), tile_n)}, found.batch)
     fills = tiles.Fills()
-    empty: Expr = const(True, "bool")
-    for b in program.bases:
-        empty = call("and", empty, tiles.masked(box, b.body, fills) if b.op == "max" else const(False, "bool"))
-    for s in program.sums:
-        loose = tiles.Fills()
-        empty = call("and", empty, tiles.vanishes(box, s.body, loose))
-        if loose.largest is not None:
-            if s.stabilisers:
-                fills.add(loose.largest)
-            elif loose.largest > -104:  # exp(-104) is 0 in fp32; a larger fill counts
-                empty = const(False, "bool")
-    if strict or (not program.bases and not program.sums):
-        empty = const(False, "bool")
+    empty = const(False, "bool") if strict else _empty(program, box, fills)
+    never = isinstance(empty, Const) and not empty.value
+    block_end: Expr | None = None
+    if 0 < rows < tile_m and not never:
+        cut = index(f"{stream.name}_cut")
+        rest = tiles.rest_of(box, row, index("N"), rows, stream, cut)
+        block_end = tiles.end_of_rows(_empty(program, rest, fills), cut)
     low, high = tiles.stream_bounds(empty, index(stream.name + "0"), tile_n)
     end = call("add", index(stream.name + "0"), integer_const(tile_n))
     full: Expr = call("le", end, index("M"))
@@ -451,12 +451,32 @@ def tiling(found: Recognised, program: StreamProgram, tile_m: int, tile_n: int, 
         full = call("and", full, call("le", end, h))
     used = {x.tensor for e in (empty, full) for x in walk(e) if isinstance(x, Load)}
     summaries = tuple(r for r in box.requests.values() if r.param in used)
-    never = isinstance(empty, Const) and not empty.value
     # Masks that are added: numbers with -inf among them, or what is multiplied with a large negative one.
     undecided |= any(is_float(r.value.dtype) or _lowest(r.value) for r in summaries)
     undecided |= not decided and any(_lowest(b.body) for b in program.bases)
     fill = None if never else fills.largest
-    return Tiling(empty, full, tuple(decided), tuple(low), tuple(high), fill, summaries, strict, undecided)
+    if block_end is not None:
+        used |= {x.tensor for x in walk(block_end) if isinstance(x, Load)}
+        summaries = tuple(r for r in box.requests.values() if r.param in used)
+    return Tiling(empty, full, tuple(decided), tuple(low), tuple(high), fill, summaries, strict, undecided, block_end)
+
+
+def _empty(program: StreamProgram, box: tiles.Box, fills: tiles.Fills) -> Expr:
+    """When nothing in a box counts."""
+    if not program.bases and not program.sums:
+        return const(False, "bool")
+    empty: Expr = const(True, "bool")
+    for b in program.bases:
+        empty = call("and", empty, tiles.masked(box, b.body, fills) if b.op == "max" else const(False, "bool"))
+    for s in program.sums:
+        loose = tiles.Fills()
+        empty = call("and", empty, tiles.vanishes(box, s.body, loose))
+        if loose.largest is not None:
+            if s.stabilisers:
+                fills.add(loose.largest)
+            elif loose.largest > -104:  # exp(-104) is 0 in fp32; a larger fill counts
+                empty = const(False, "bool")
+    return empty
 
 
 def _lowest(e: Expr) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 from aicf.backends.llvm.codegen.contract import emit_contract
@@ -84,7 +85,10 @@ def _rows(s: Rows, scope: Scope, tiles: dict[str, Tile], loads: tuple[LoadTile, 
         inside = with_requests(s, block, scope, tiles, loads).see(s.axis, View(base, s.step, valid))
         for axis, end in s.ends:
             inside = inside.see(axis, _shortened(s, axis, end, inside, tiles))
-        emit_body(s.body, inside, tiles)
+        with ExitStack() as some:  # a block to which no key counts stays as it is
+            for axis, _ in s.ends:
+                some.enter_context(fn.when(fn.compare("sgt", inside.views[axis].valid, 0)))
+            emit_body(s.body, inside, tiles)
 
 
 def _shortened(s: Rows, axis: str, end: Expr, scope: Scope, tiles: dict[str, Tile]) -> View:
