@@ -245,8 +245,8 @@ def _stream(found: Recognised, program: StreamProgram, policy: TilePolicy, stric
     stream.attrs["order"] = getattr(policy, "order", "q_major")
     stream.attrs["program"] = program
     tile = b.tile_region("q_tile_loop", policy.tile_m, policy.tile_n, policy.tile_k)
-    # On a GPU a block of rows is a warp's share of a tile, which ends as a whole.
-    alone = "thread" in dict(getattr(policy, "mapping", ())).values()
+    # On a GPU a block of rows is a warp's share of a tile, which ends as a whole; so do tiles whose keys are walked first.
+    alone = "thread" in dict(getattr(policy, "mapping", ())).values() and stream.attrs["order"] == "q_major"
     rows = getattr(policy, "rows", 0) if alone else 0
     tile.attrs["phases"] = tiling(found, program, policy.tile_m, policy.tile_n, strict, rows)
     if not isinstance(policy, FixedPolicy):
