@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from argparse import Namespace
 from collections.abc import Sequence
@@ -94,7 +95,12 @@ def find(name: str) -> Case:
         if case.name == name:
             return case
     if ":" in name or name.endswith(".py"):
-        return Case(name.rpartition(":")[2], f"from {name}", load_callable(name), flex=None)
+        called = load_callable(name)
+        try:
+            inspect.signature(called).bind("q", "k", "v")
+        except TypeError as e:
+            raise CommandError(f"{name}: it is called with q, k and v, and {e}; close over what else it takes") from e
+        return Case(name.rpartition(":")[2], f"from {name}", called, flex=None)
     raise CommandError(f"there is no case {name!r}; there are {', '.join(c.name for c in CASES)}, or name FILE.py:FUNCTION")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from aicf.scalar import Call, Const, DType, Expr, Var, call, cast, const, is_half, promote, substitute, var, variables
-from aicf.streaming.terms import Term, expanded, product, term_poly
+from aicf.scalar import Call, Const, DType, Expr, Var, call, cast, const, is_half, promote, show, substitute, var, variables
+from aicf.streaming.terms import Polynomial, Term, expanded, product, term_poly
 
 RANK_LIMIT = 8
 Extremum = Literal["max", "min"]
@@ -117,7 +117,8 @@ class Match:
     """A factor exp(-p * base) of a term that belongs to a factor exp(p * u), where base is the extremum of u.
 
     `body` is u as written (under the term's conditions); `whole`: u is all that the exponential holds of the stream;
-    `exact`: and it has the very same roundings. `used`: the monomials of the exponent that u accounts for.
+    `exact`: and it has the very same roundings. `used`: the monomials of the exponent that u accounts for. `left`: the
+    addends of the exponential's streamed terms that are left over (of `exp(s) * exp(s - 1)`, relative to 2 max s, that is -1).
     """
 
     base: Found
@@ -126,6 +127,7 @@ class Match:
     exact: bool
     whole: bool
     used: frozenset[object]
+    left: tuple[Term, ...]
 
 
 def matching(c: Context, t: Term) -> list[Match]:
@@ -188,8 +190,18 @@ def _covered(
             if wanted and all(abs(have.get(m, 0.0) - k) <= 1e-12 * abs(k) for m, k in wanted.items()):
                 left = [m for m in have if m not in wanted]
                 whole = not any(c.has_x(a) for m in left for a, _ in m)
-                return Match(base, p, body, strict and whole, whole, frozenset(wanted))
+                return Match(base, p, body, strict and whole, whole, frozenset(wanted), _left(streamed, wanted, strict))
     return None
+
+
+def _left(streamed: list[Term], wanted: Polynomial, strict: bool) -> tuple[Term, ...]:
+    """The addends of `streamed` whose monomials are not `wanted`."""
+    have: dict[frozenset[tuple[Expr, int]], float] = {}
+    for e in streamed:
+        for m, k in _poly(e, strict).items():
+            if m not in wanted:
+                have[m] = have.get(m, 0.0) + k
+    return tuple(Term(coef=k, powers=tuple(sorted(m, key=lambda x: show(x[0])))) for m, k in have.items() if k)
 
 
 def _poly(t: Term, strict: bool) -> dict[frozenset[tuple[Expr, int]], float]:

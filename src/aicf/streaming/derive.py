@@ -328,13 +328,36 @@ def _bounded(s: _States, t: Term) -> Term:
         mine = open_ + [e for e in inert if frozenset(term_poly(e, found.exact)) <= found.used]
     above = product(p, Term(powers=((base, 1),)))
     apart = [*rows, *(e for e in inert if e not in mine)]
-    away = add_up([above, *apart], c.dtype)
+    away = add_up(_differences(c, above, c.bases[base], apart), c.dtype)
     s.away[away] = base
     kept = tuple(e for e in t.exponent if e not in apart)
     made = (scaled(above, -1.0), Term(powers=((away, 1),)))
     under = any(e in t.inner[1] for e in apart)
     inner = (t.inner[0], (*(e for e in t.inner[1] if e not in apart), *(made if under else ())))
     return replace(t, exponent=(*kept, *made), inner=inner)
+
+
+def _differences(c: Context, above: Term, base: Found, apart: list[Term]) -> list[Term]:
+    """`above`, a multiple of an extremum, and the terms `apart` that it is relative to, in an order that rounds little: beside
+    each extremum of a multiple of the same scores stands as much of `base` as its own scores are of those of `base`. The
+    difference of the two is small, whatever the scores' size."""
+    if above.powers != ((base.state, 1),):
+        return [above, *apart]
+    own = expanded(base.body, False)
+    left, out = above.coef, list[Term]()
+    for e in apart:
+        (atom, n), *others = e.powers or ((None, 0),)
+        other = c.bases.get(atom) if isinstance(atom, Var) and n == 1 and not others else None
+        theirs = {} if other is None else expanded(other.body, False)
+        shares = {k / own[m] for m, k in theirs.items() if m in own and any(c.has_x(a) for a, _ in m)}
+        if other is None or other.op != base.op or len(shares) != 1 or min(shares) <= 0:
+            out.append(e)
+            continue
+        (share,) = shares
+        mine = base.state if share == 1 else call("mul", const(share, base.state.dtype), base.state)
+        out.append(Term(coef=-e.coef, powers=((call("sub", mine, other.state), 1),)))
+        left += e.coef * share
+    return out if abs(left) <= 1e-12 else [replace(above, coef=left), *out]
 
 
 def _centred(s: _States, terms: list[Term]) -> list[Term]:
@@ -475,7 +498,7 @@ def _body(
         if len(matches) == 1 and matches[0].exact:
             (m,) = matches
             distance = call("sub", m.body, reference(m.base.state))
-            weight = exponential([replace(m.p, powers=(*m.p.powers, (distance, 1)))], c.dtype)
+            weight = exponential([replace(m.p, powers=(*m.p.powers, (distance, 1))), *m.left], c.dtype)
         else:
             references = [product(scaled(m.p, -1.0), Term(powers=((reference(m.base.state), 1),))) for m in matches]
             weight = exponential([*inside, *references], c.dtype)

@@ -28,6 +28,7 @@ def compile(
     schedule: Mapping[str, Any] | str | None = None,
     threads: int | None = None,
     strict: bool = False,
+    rest: Literal["auto", "inductor", "eager"] = "auto",
 ) -> Any:
     """`fn_or_module` compiled: what streams runs as derived kernels, the rest as `torch.compile` runs it.
 
@@ -35,7 +36,8 @@ def compile(
     `NotStreamed`, with every reason, when an attention is not streamed (nothing of that graph has run then), and when it is done
     and none was seen (see `required`). `target`, `schedule`, `threads`: see `aicf.driver.Options`.
     `strict`: NaN and infinities that a mask hides come out as PyTorch has them; without it they are assumed not to be there, so
-    that masked tiles can be skipped. A function gives a function, a module a module (with the same parameters).
+    that masked tiles can be skipped. `rest`: what runs the rest of the graph, Inductor or PyTorch op by op. A function gives a
+    function, a module a module (with the same parameters).
 
     Raises TypeError for what is not callable and ValueError for a bad option.
     """
@@ -47,6 +49,7 @@ def compile(
         "schedule": schedule,
         "threads": threads,
         "strict": strict,
+        "rest": rest,
     }
     backend_options(options)
     compiled = torch.compile(fn_or_module, backend="aicf", options=options)

@@ -90,9 +90,13 @@ def _scaled(e: Expr) -> Var | None:
 
 
 def _folded(body: tuple[Stmt, ...], lists: list[tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
-    for s in body:
+    place = 0
+    while place < len(body):  # one that goes changes those after it
+        s = body[place]
         if isinstance(s, Map) and (x := _scaled(s.expr)) is not None and _can_go(s, x, body, lists):
             body = _without(s, body)
+        else:
+            place += 1
     return tuple(_inside(s, lists) for s in body)
 
 
