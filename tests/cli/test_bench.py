@@ -129,3 +129,9 @@ def test_the_list_names_the_cases(capsys: pytest.CaptureFixture[str]):
         "dense", "causal", "window", "documents", "alibi", "softcap", "prefix", "padding", "bias", "sink", "gqa", "differential",
         "decode", "sigmoid",
     ]  # fmt: skip
+
+
+def test_a_function_that_takes_more_than_queries_keys_and_values(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    (tmp_path / "more.py").write_text("def f(q, k, v, bias):\n    return q\n")
+    code, _, err = run(capsys, f"{tmp_path / 'more.py'}:f", *QUICK)
+    assert code != 0 and "called with q, k and v" in err and "bias" in err

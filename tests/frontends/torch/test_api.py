@@ -73,6 +73,14 @@ def test_require_streamed_raises_with_the_reason(qkv: tuple[Tensor, ...]) -> Non
     assert len(raised.value.regions) == 1
 
 
+def test_the_rest_may_be_left_to_pytorch(qkv: tuple[Tensor, ...]) -> None:
+    def over_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v) + (q @ k.mT).softmax(-2) @ v
+
+    fast = aicf.compile(over_queries, fuse="always", rest="eager")
+    torch.testing.assert_close(fast(*qkv), over_queries(*qkv), rtol=1e-5, atol=1e-5)
+
+
 def test_schedule_and_threads_are_taken(qkv: tuple[Tensor, ...]) -> None:
     fast = aicf.compile(attention, fuse="always", schedule={"tile_n": 32}, threads=1)
     torch.testing.assert_close(fast(*qkv), attention(*qkv), rtol=1e-5, atol=1e-5)
@@ -86,6 +94,7 @@ def test_schedule_and_threads_are_taken(qkv: tuple[Tensor, ...]) -> None:
         (lambda: aicf.compile(attention, fuse="never"), ValueError, "fuse='never'"),  # type: ignore[arg-type]
         (lambda: aicf.compile(attention, require=True), ValueError, "require=True"),  # type: ignore[arg-type]
         (lambda: aicf.compile(attention, threads=0), ValueError, "threads=0"),
+        (lambda: aicf.compile(attention, rest="none"), ValueError, "rest='none'"),  # type: ignore[arg-type]
     ],
 )
 def test_errors_are_for_people(call: Any, error: type[Exception], part: str) -> None:
