@@ -41,3 +41,11 @@ def order(after: Callable[[Tensor], object]) -> Order:
 )
 def test_the_only_reader_decides(after: Callable[[Tensor], object], expected: Order) -> None:
     assert order(after) == expected
+
+
+def test_a_view_where_the_last_dimension_has_one_element() -> None:
+    """There a reshape copies nothing: its strides are those of the product, row by row."""
+    mode = FakeTensorMode()
+    p, v = mode.from_tensor(torch.empty(1, 3, 5, 6)), mode.from_tensor(torch.empty(1, 3, 6, 1))
+    graph = trace(lambda p, v: (p @ v).transpose(1, 2).reshape(1, 5, -1), mode, [p, v])
+    assert memory_order(next(n for n in graph.graph.nodes if "matmul" in str(n.target))) == ROWS

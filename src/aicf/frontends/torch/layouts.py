@@ -42,7 +42,8 @@ def _wanted(node: torch.fx.Node, rows: Order) -> Order:
     while len(node.users) == 1:
         (user,) = node.users
         if user.target in _ROW_MAJOR and user.args[0] is node:
-            return order
+            # Of a dimension of one element a reshape may be a view as it is, with strides that a copy would not have.
+            return order if user.meta["val"].is_contiguous() else rows
         step = _permutation(user, len(rows))
         if step is None:
             break
