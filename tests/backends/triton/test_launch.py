@@ -131,7 +131,7 @@ def test_launched_on_the_device_of_the_inputs(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(torch.cuda, "device", on)
     executable = Launches(current)
-    entry = region_op.Entry(executable, (0,), ((lambda *sizes: (*sizes, 8), torch.bfloat16, (0, 1)),))
+    entry = region_op.Entry(executable, (0,), ((lambda *sizes: ((*sizes, 8), (8, 1)), torch.bfloat16),))
     (out,) = region_op._launch(entry, executable, [torch.empty(5, 8, device="meta")], [5])
     ((device, made),) = executable.seen
     assert device.type == "meta" and current == [torch.device("cpu")]

@@ -90,14 +90,12 @@ def _scaled(e: Expr) -> Var | None:
 
 
 def _folded(body: tuple[Stmt, ...], lists: list[tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
-    place = 0
-    while place < len(body):  # one that goes changes those after it
-        s = body[place]
-        if isinstance(s, Map) and (x := _scaled(s.expr)) is not None and _can_go(s, x, body, lists):
-            body = _without(s, body)
-        else:
-            place += 1
-    return tuple(_inside(s, lists) for s in body)
+    made = body
+    for s in body:
+        # One that goes changes those after it, which stay then.
+        if isinstance(s, Map) and s in made and (x := _scaled(s.expr)) is not None and _can_go(s, x, made, lists):
+            made = _without(s, made)
+    return tuple(_inside(s, lists) for s in made)
 
 
 def _inside(s: Stmt, lists: list[tuple[Stmt, ...]]) -> Stmt:
