@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from aicf.scalar import Call, Const, DType, Expr, Var, call, cast, const, is_half, promote, show, substitute, var, variables
-from aicf.streaming.terms import Polynomial, Term, expanded, product, term_poly
+from aicf.streaming.terms import Polynomial, Term, expanded, product, sum_poly, term_poly
 
 RANK_LIMIT = 8
 Extremum = Literal["max", "min"]
@@ -157,10 +157,7 @@ def matching(c: Context, t: Term) -> list[Match]:
 def bounding(c: Context, streamed: list[Term], inert: list[Term], rows: list[Term], keep: tuple[Expr, ...]) -> Match | None:
     """An extremum found so far of which `streamed` (with what of `inert` its body holds) is a multiple p such that
     `exp(streamed - p * base)` is at most 1: one that `rows` are relative to, or that of all elements when all are kept."""
-    have: dict[frozenset[tuple[Expr, int]], float] = {}
-    for e in streamed:
-        for m, k in term_poly(e, False).items():
-            have[m] = have.get(m, 0.0) + k
+    have = sum_poly(streamed, False)
     near = frozenset[Var]().union(*(variables(a) for e in rows for a, _ in e.powers))
     for base in sorted(c.bases.values(), key=lambda b: (b.state not in near, b.init is not None)):
         if base.state not in near and (keep or base.init is not None):
@@ -181,11 +178,8 @@ def _covered(
     bodies = _united(base)
     for body in dict.fromkeys([*bodies, *(_where_kept(b, keep) for b in bodies)]):
         for strict in (True, False):
-            wanted = _poly(product(p, Term(powers=((body, 1),))), strict)
-            have: dict[frozenset[tuple[Expr, int]], float] = {}
-            for e in streamed + inert:
-                for m, k in _poly(e, strict).items():
-                    have[m] = have.get(m, 0.0) + k
+            wanted = term_poly(product(p, Term(powers=((body, 1),))), strict)
+            have = sum_poly(streamed + inert, strict)
             # Products of constants multiplied out in another order differ in their last digits.
             if wanted and all(abs(have.get(m, 0.0) - k) <= 1e-12 * abs(k) for m, k in wanted.items()):
                 left = [m for m in have if m not in wanted]
@@ -196,16 +190,10 @@ def _covered(
 
 def _left(streamed: list[Term], wanted: Polynomial, strict: bool) -> tuple[Term, ...]:
     """The addends of `streamed` whose monomials are not `wanted`."""
-    have: dict[frozenset[tuple[Expr, int]], float] = {}
-    for e in streamed:
-        for m, k in _poly(e, strict).items():
-            if m not in wanted:
-                have[m] = have.get(m, 0.0) + k
-    return tuple(Term(coef=k, powers=tuple(sorted(m, key=lambda x: show(x[0])))) for m, k in have.items() if k)
-
-
-def _poly(t: Term, strict: bool) -> dict[frozenset[tuple[Expr, int]], float]:
-    return term_poly(t, strict)
+    have = sum_poly(streamed, strict)
+    return tuple(
+        Term(coef=k, powers=tuple(sorted(m, key=lambda x: show(x[0])))) for m, k in have.items() if k and m not in wanted
+    )
 
 
 def _united(base: Found) -> list[Expr]:

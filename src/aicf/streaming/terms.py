@@ -225,3 +225,12 @@ def term_poly(t: Term, strict: bool) -> Polynomial:
             else:
                 out = poly_product(out, {frozenset({(atom, n)}): 1.0})
     return out
+
+
+def sum_poly(terms: Iterable[Term], strict: bool) -> Polynomial:
+    """The polynomial of a sum of plain terms."""
+    out: Polynomial = {}
+    for t in terms:
+        for m, k in term_poly(t, strict).items():
+            out[m] = out.get(m, 0.0) + k
+    return out

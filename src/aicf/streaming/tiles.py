@@ -625,19 +625,10 @@ def stream_bounds(empty: Expr, origin: Var, step: int) -> tuple[list[Expr], list
     lower: list[Expr] = []
     upper: list[Expr] = []
     for part in _disjuncts(empty):
-        if not (isinstance(part, Call) and part.fn in ("lt", "le", "gt", "ge") and part.args[0].dtype == "i64"):
+        found = _edge(part, origin)
+        if found is None:
             continue
-        difference = call("sub", part.args[0], part.args[1])
-        found = affine(difference, (origin,))
-        if found is None or any(isinstance(x, Load) and origin in variables(x) for x in walk(difference)):
-            continue
-        (k,), rest = found
-        if not isinstance(k, Const) or abs(int(k.value)) != 1:
-            continue
-        # difference = k*origin + rest, empty when it is < 0, <= 0, > 0 or >= 0.
-        rising = (int(k.value) > 0) == (part.fn in ("gt", "ge"))
-        strict = part.fn in ("lt", "gt")
-        edge = call("neg", rest) if int(k.value) > 0 else rest
+        edge, rising, strict = found
         if rising:  # empty from some origin on
             upper.append(call("add", edge, integer_const(1)) if strict else edge)
         else:  # empty up to some origin: the first origin that is not
@@ -658,16 +649,30 @@ def end_of_rows(empty: Expr, cut: Var) -> Expr | None:
         return known[0] if len(known) == 1 else call("max" if empty.fn == "and" else "min", *known)
     if cut not in variables(empty):
         return None if isinstance(empty, Const) and not empty.value else call("where", empty, integer_const(0), index("M"))
-    if not (isinstance(empty, Call) and empty.fn in ("lt", "le", "gt", "ge") and empty.args[0].dtype == "i64"):
-        return None
-    found = affine(call("sub", *empty.args), (cut,))
+    found = _edge(empty, cut)
     if found is None:
         return None
-    (k,), rest = found
-    if not isinstance(k, Const) or abs(int(k.value)) != 1 or (int(k.value) > 0) != (empty.fn in ("gt", "ge")):
+    edge, rising, strict = found
+    if not rising:
         return None
-    edge = call("neg", rest) if int(k.value) > 0 else rest
-    return call("add", edge, integer_const(1)) if empty.fn in ("lt", "gt") else edge
+    return call("add", edge, integer_const(1)) if strict else edge
+
+
+def _edge(c: Expr, v: Var) -> tuple[Expr, bool, bool] | None:
+    """(edge, rising, strict) of a comparison that is affine in `v` and says v > edge (rising) or v < edge, or with equality where
+    not `strict`; None for any other condition."""
+    if not (isinstance(c, Call) and c.fn in ("lt", "le", "gt", "ge") and c.args[0].dtype == "i64"):
+        return None
+    difference = call("sub", *c.args)
+    found = affine(difference, (v,))
+    if found is None or any(isinstance(x, Load) and v in variables(x) for x in walk(difference)):
+        return None
+    (k,), rest = found
+    if not isinstance(k, Const) or abs(int(k.value)) != 1:
+        return None
+    # difference = k*v + rest, and it is < 0, <= 0, > 0 or >= 0.
+    rising = (int(k.value) > 0) == (c.fn in ("gt", "ge"))
+    return call("neg", rest) if int(k.value) > 0 else rest, rising, c.fn in ("lt", "gt")
 
 
 def _disjuncts(e: Expr) -> list[Expr]:
