@@ -228,7 +228,8 @@ def _reasons(
             told["residency"] = f"the tile is one block of {s.rows} rows: its accumulators and state stay in registers"
         units = p.items * (tiles if s.order == "q_major" else 1)
         told["kv_split"] = _split_reason(p, best, options, units, 2 * s.threads, f"2 x {s.threads} threads")
-        told["stages"] = "the hardware prefetches; one packed tile is in use"
+        kept_as = "one packed tile is in use" if s.space("K_tile") != "register" else "tiles are read as they lie"
+        told["stages"] = f"the hardware prefetches; {kept_as}"
         told["threads"] = f"{p.threads} asked for, {t.cores} cores"
     else:
         used = gpu.use(p, t, s.tile_m, s.tile_n, s.warps, s.stages)

@@ -40,6 +40,8 @@ L2_BYTES = 32.0  # per cycle, from L2 to L1
 # Bytes on their way to a core at a time: 48 lines that an L2 cache keeps asked for. What a block of rows asks for beyond them,
 # of the next tile, is waited for.
 IN_FLIGHT = 48 * 64
+# Two streams that advance side by side share that. Of what a product asks for beyond its half this share is waited for.
+BESIDE_SHARE = 0.6
 CACHE_SHARE = 0.75  # of a cache that tiles may fill: the rest is for streams, stacks and other data
 PANEL_SHARE = 0.75  # of L1
 DRAM_CORES = 4  # cores that together saturate the memory
@@ -130,10 +132,12 @@ def working_set(p: Problem, tile_m: int, tile_n: int, rows: int) -> int:
 
 def candidates(p: Problem, t: CpuTarget) -> tuple[list[int], list[int], RegisterTile]:
     """(tile_m, tile_n, register tile) to be compared: multiples of the register tile, tile_n up to `depth_limit`, tile_m up to
-    the rows."""
+    the rows. A vector of keys is enough for one block of rows, which reads them as they lie."""
     block = register_tile(t, uses_matrix_unit(p, t))
     deepest = depth_limit(t, block)
     ns = [block.columns * x for x in (1, 2, 4, 8, 16) if x == 1 or block.columns * x <= deepest]
+    if p.rows <= block.rows and not uses_matrix_unit(p, t):
+        ns = [min(lanes(t), block.columns), *(n for n in ns if n > lanes(t))]
     ns = [n for k, n in enumerate(ns) if k == 0 or ns[k - 1] < p.keys]
     rows = min(block.rows, p.rows)
     ladder = [rows * x for x in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)]
@@ -164,7 +168,8 @@ def block_cycles(p: Problem, t: CpuTarget, rows: int, tile_n: int, packed: bool 
     """One register block of rows against one tile of keys, from `packed` panels or as it lies in memory."""
     block = register_tile(t, uses_matrix_unit(p, t))
     width = lanes(t)
-    fmas = rows * (_up(tile_n, block.columns) * p.width + tile_n * sum(_up(v, width) for v in p.value_widths))
+    columns = _up(tile_n, block.columns if packed else width)
+    fmas = rows * (columns * p.width + tile_n * sum(_up(v, width) for v in p.value_widths))
     compute = fmas / _rate(p, t)
     if not uses_matrix_unit(p, t):
         in_flight = rows * block.vectors
@@ -220,8 +225,11 @@ def estimate(p: Problem, s: Schedule, t: CpuTarget) -> float:
     pack = p.keys / width * p.width * TRANSPOSE_CYCLES + turns * TILE_CYCLES
     pack += p.keys / width * p.value_width * COPY_CYCLES if packed else 0.0
     rate = _stream_rate(p, t, operands, p.groups)
-    # What is read as it lies is asked for row by row, a tile ahead: all of it overlaps.
-    hidden = turns * math.ceil(blocks / tiles) * IN_FLIGHT if packed else operands
+    if packed:
+        hidden = turns * math.ceil(blocks / tiles) * IN_FLIGHT
+    else:  # K and V are asked for side by side, a product ahead
+        one = (s.tile_n * w * p.bytes for w in (*p.widths, *p.value_widths))
+        hidden = operands - BESIDE_SHARE * turns * sum(max(0.0, x - IN_FLIGHT / 2) for x in one)
     dram = 1 / p.groups / _dram_rate(p, t) + (1 - 1 / p.groups) / rate
     first = pack + max(0.0, operands - hidden) * dram
     line = NEAR_CYCLES if share * operands <= CACHE_SHARE * t.l2 else FAR_CYCLES

@@ -33,7 +33,7 @@ def _grid(p: Problem, t: CpuTarget) -> list[Schedule]:
     made: list[Schedule] = []
     for rows in sorted({min(p.rows, block.rows * x) for x in BLOCKS}):
         for m in _lengths(rows, TILES_M, p.rows):
-            for n in _lengths(block.columns, TILES_N, p.keys):
+            for n in _lengths(block.columns if p.rows > block.rows else cpu.lanes(t), TILES_N, p.keys):
                 turns, units = math.ceil(p.keys / n), p.items * math.ceil(p.rows / m)
                 most = turns if units < IDLE * cpu.threads(p, t) else 1
                 shapes: list[dict[str, Any]] = [{"kv_split": s} for s in SPLITS if s <= most]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aicf.backends.llvm import host_target
+from aicf.backends.llvm import emit, host_target
 from aicf.backends.llvm.codegen.module import plans
 from aicf.backends.llvm.codegen.shuffles import order_of_sums, summed, transposed
 from aicf.backends.llvm.codegen.text import Function, Module
@@ -126,6 +126,28 @@ def test_a_product_of_few_rows_reads_the_tensor(
     assert in_place(kernel) == {"k", "v"}
     # bf16 arrays are copied into memory of their own by the harness, without the gaps.
     check(kernel, max(1, 2 * rows - short), m, 0 if dtype == "bf16" else stride)
+
+
+@pytest.mark.parametrize(
+    ("tile_n", "width", "value_width", "of_scores", "of_values"),
+    [
+        (8, 64, 64, 8 * 4, 2 * 4),  # one product of a vector of keys; four rows of queries, one after the other
+        (8, 128, 128, 8 * 8, 1 * 8),  # the same, in two halves of the values each
+        (16, 64, 128, 8 * 8, 2 * 4),  # two products of a vector of keys
+        (8, 64, 192, 8 * 12, 1 * 4),  # three parts: twelve turns, of which eight would do
+    ],
+)
+def test_products_ask_for_what_the_next_one_reads(
+    tile_n: int, width: int, value_width: int, of_scores: int, of_values: int
+) -> None:  # fmt: skip
+    """Each register tile asks for its share of the lines: the scores' of the values, and the values' of the next keys."""
+    text = emit(streamed(4, tile_n, width, value_width, "f32"))
+    counts: dict[str, set[int]] = {}
+    for function in text.split("define ")[1:]:
+        name = function.partition("@")[2]
+        if name.startswith(("micro_4x1_zero", "micro_1x8")):
+            counts.setdefault(name[6:9], set()).add(function.count("i32 0, i32 3, i32 1"))
+    assert counts == {"4x1": {of_scores}, "1x8": {of_values}}
 
 
 @pytest.mark.parametrize(

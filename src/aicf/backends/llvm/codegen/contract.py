@@ -17,8 +17,8 @@ from aicf.backends.llvm.codegen.micro import InTensor, Micro, Panel, Start, micr
 from aicf.backends.llvm.codegen.points import Point, Slot, Span
 from aicf.backends.llvm.codegen.requests import ask
 from aicf.backends.llvm.codegen.roles import Roles
-from aicf.backends.llvm.codegen.scope import Index, Scope
-from aicf.backends.llvm.codegen.text import I64
+from aicf.backends.llvm.codegen.scope import Index, Request, Scope
+from aicf.backends.llvm.codegen.text import I64, Function
 from aicf.backends.llvm.codegen.values import in_tile, stored
 from aicf.kernel import Contract, LoadTile, Tile
 
@@ -53,6 +53,28 @@ def emit_contract(s: Contract, scope: Scope, tiles: dict[str, Tile]) -> None:
     a, c = plan.of(r.a), plan.of(s.tile)
     kinds = (in_tile(a.dtype), in_tile(c.dtype), in_tile(b.dtype) if isinstance(b, Layout) else "float")
     _Product(s, r, a, b, c, "double" if "double" in kinds else "float", scope, tiles).emit(r.outer, {})
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One of the `turns` of a product that reads a tensor, which share what is to be asked for."""
+
+    number: I64
+    turns: int
+    requests: tuple[Request, ...]
+
+    def split(self, fn: Function, part: I64, parts: int) -> _Turn:
+        """A part of this turn."""
+        return _Turn(fn.add(fn.mul(self.number, parts), part), self.turns * parts, self.requests)
+
+    def asked(self, fn: Function) -> tuple[int, int, str, I64]:
+        """Its rows and lines, a pointer to them, and bytes from row to row."""
+        if not self.requests:
+            return 0, 0, "null", 0
+        (whole,) = self.requests
+        rows = -(-whole.rows // self.turns)
+        first = fn.mul(fn.mul(self.number, rows), whole.row_bytes)
+        return rows, whole.lines, fn.pointer(whole.pointer, first, "i8"), whole.row_bytes
 
 
 @dataclass(frozen=True)
@@ -114,61 +136,64 @@ class _Product:
         at = {**where, s.over: first}
         view, shape = scope.views[r.y], scope.plan.shapes[r.y]
         rows = 1 if r.x is None else min(target.rows, scope.views[r.x].length)
+        requests = () if again or first != Index(0, 0) else scope.requests.get(id(s), ())
         if isinstance(self.b, Lying) and self.b.run == "along" and self.c.linear(r.y) == 1:
             # Row by row, each over as much of memory's rows as there are accumulators: so it is read in its own order.
             vectors = view.length // target.lanes
             wide = 1 << (target.registers - 4).bit_length() - 1
-            for word in range(0, vectors, wide):
-                self._rows(at, Index(0, word * target.lanes), start, steps, min(wide, vectors - word), 1)
+            places = range(0, vectors, wide)
+            for k, word in enumerate(places):
+                turn = _Turn(k, len(places), requests)
+                self._rows(at, Index(0, word * target.lanes), start, steps, min(wide, vectors - word), turn, 1)
             return
         wide = 2 if self.element == "float" else 1
         few = r.x is not None and 2 < rows <= 4
         if few or view.length <= 2 * target.lanes or isinstance(self.b, Lying):
             wide = 1  # room for two partial sums per element: they round less, and few rows or columns take little time anyway
         words = shape.lanes // target.lanes
-        requests = () if again or first != Index(0, 0) else scope.requests.get(id(s), ())
+        blocks, places = -(-view.length // shape.chunk), range(0, words, wide)
         with scope.fn.loop(0, scope.fn.ceil_div(view.valid, shape.chunk)) as block:
-            ask(scope.fn, requests, block, -(-view.length // shape.chunk))
-            for word in range(0, words, wide):
-                self._rows(at, Index(block, word * target.lanes), start, steps, min(wide, words - word))
+            if isinstance(self.b, Layout):
+                ask(scope.fn, requests, block, blocks)
+            for k, word in enumerate(places):
+                turn = _Turn(scope.fn.add(scope.fn.mul(block, len(places)), k), blocks * len(places), requests)
+                self._rows(at, Index(block, word * target.lanes), start, steps, min(wide, words - word), turn)
 
     def _rows(
-        self, at: dict[str, Index], at_y: Index, start: Start, steps: I64, vectors: int, most: int | None = None
+        self, at: dict[str, Index], at_y: Index, start: Start, steps: I64, vectors: int, turn: _Turn, most: int | None = None
     ) -> None:  # fmt: skip
-        """The register tiles of all rows, at most `most` at a time, at one place of y."""
+        """The register tiles of all rows, at most `most` at a time, at one place of y, which is `turn` of several."""
         s, r, scope, fn, most = self.s, self.r, self.scope, self.scope.fn, most or self.scope.target.rows
         at = {**at, r.y: at_y}
         if r.x is None:
-            self._call(at, start, steps, vectors, 1)
+            self._call(at, start, steps, vectors, 1, turn)
             return
         view, shape = scope.views[r.x], scope.plan.shapes[r.x]
         blocked = any(t.linear(r.x) is None for t in (self.a, self.c) if r.x in t.stride)
         blocked = blocked or (s.rescale is not None and scope.plan.of(s.rescale).linear(r.x) is None)
         piece = min(shape.chunk, view.length) if blocked or r.x in self.c.local or view.base != 0 else view.length
         if view.length <= min(piece, most) and isinstance(view.valid, str):
-            self._call({**at, r.x: Index(0, 0)}, start, steps, vectors, view.length, view.valid)
+            self._call({**at, r.x: Index(0, 0)}, start, steps, vectors, view.length, turn, view.valid)
             return
         # Rows that do not exist are computed too: they are there in the buffers, and nothing reads them.
         pieces = fn.ceil_div(view.valid, piece) if piece < view.length else 1
         with fn.loop(0, pieces) as number:
             block: I64 = number if piece < view.length else 0
             full, rest = divmod(piece, most)
-            done = 0
-            if full and isinstance(self.b, Lying):  # the first that reads a part of the tensor asks for the next
-                self._call({**at, r.x: Index(block, 0)}, start, steps, vectors, most)
-                done = 1
-            if full > done:
-                with fn.loop(done, full) as group:
-                    self._call({**at, r.x: Index(block, fn.mul(group, most))}, start, steps, vectors, most, again=bool(done))
+            groups = (full + bool(rest)) * (view.length // piece)
+            before = fn.mul(block, full + bool(rest))
+            if full:
+                with fn.loop(0, full) as group:
+                    mine = turn.split(fn, fn.add(before, group), groups)
+                    self._call({**at, r.x: Index(block, fn.mul(group, most))}, start, steps, vectors, most, mine)
             if rest:
-                self._call({**at, r.x: Index(block, full * most)}, start, steps, vectors, rest, again=bool(full))
+                mine = turn.split(fn, fn.add(before, full), groups)
+                self._call({**at, r.x: Index(block, full * most)}, start, steps, vectors, rest, mine)
 
     def _call(
-        self, at: dict[str, Index], start: Start, steps: I64, vectors: int, rows: int, valid: str | None = None,
-        again: bool = False,
+        self, at: dict[str, Index], start: Start, steps: I64, vectors: int, rows: int, turn: _Turn, valid: str | None = None
     ) -> None:  # fmt: skip
-        """One register tile. `valid` is the number of its rows that exist, when that is for the run to say. `again`: another has
-        read the same of operand b just before."""
+        """One register tile. `valid` is the number of its rows that exist, when that is for the run to say."""
         s, r, fn = self.s, self.r, self.scope.fn
 
         def pointer(layout: Layout) -> str:
@@ -181,7 +206,7 @@ class _Product:
         if isinstance(self.b, Layout):
             b, base, more = Panel(in_tile(self.b.dtype), self.b.linear(s.over) or 1), pointer(self.b), ""
         else:
-            b, base, more = self._lying(self.b, at, again)
+            b, base, more = self._lying(self.b, at, turn)
         shape = Micro(
             rows, vectors, self.element, in_tile(self.a.dtype), b, in_tile(self.c.dtype), row(self.a), self.a.linear(s.over) or 1,
             row(self.c), row(scale) if scale is not None else 0, start,
@@ -192,7 +217,7 @@ class _Product:
         last = "" if valid is None else f", i64 {valid}"
         fn.do(f"call fastcc void @{made(fn.module, shape)}({arguments}, i64 {steps}{more}{last})")
 
-    def _lying(self, b: Lying, at: dict[str, Index], again: bool) -> tuple[InTensor, str, str]:
+    def _lying(self, b: Lying, at: dict[str, Index], turn: _Turn) -> tuple[InTensor, str, str]:
         """Operand b in its tensor: how it is read, the address of its first element, and the arguments `IN_TENSOR`."""
         scope, fn = self.scope, self.scope.fn
         stepped, still = (self.s.over, self.r.y) if b.run == "along" else (self.r.y, self.s.over)
@@ -203,13 +228,11 @@ class _Product:
         span = point.span(tensor, b.load.at, point.evaluator())
         assert isinstance(span, Span)
         first = fn.add(span.offset, fn.mul(span.step, lane)) if b.run == "along" else span.offset
-        ahead, distance = 0, 0
-        if scope.streamed == stepped and not again and at[still].block == 0 and at[still].lane == 0:
-            ahead, distance = scope.views[still].length, fn.mul(span.step, scope.views[stepped].length)
         whole = b.run == "along" or point.full()
         exist: I64 = scope.target.lanes if whole else point.existing()
-        how = InTensor(tensor.dtype, b.run, ahead, whole)
-        more = f", i64 {span.step}, i64 {exist}, i64 {distance}"
+        rows, lines, wanted, step = turn.asked(fn)
+        how = InTensor(tensor.dtype, b.run, rows, lines, whole)
+        more = f", i64 {span.step}, i64 {exist}, ptr {wanted}, i64 {step}"
         return how, fn.pointer(tensor.base, first, stored(tensor.dtype)), more
 
 

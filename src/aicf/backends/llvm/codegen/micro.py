@@ -20,11 +20,12 @@ from aicf.backends.llvm.codegen.points import LINE, vector_at
 from aicf.backends.llvm.codegen.shuffles import order_of_sums, summed, transposed
 from aicf.backends.llvm.codegen.text import I64, Function, Module
 from aicf.backends.llvm.codegen.values import stored
-from aicf.scalar import BYTES, DType
+from aicf.scalar import DType
 
 Start = Literal["zero", "old", "scaled"]
 ARGUMENTS = "ptr %a, ptr %b, ptr %c, ptr %s, i64 %n"
-IN_TENSOR = ", i64 %t, i64 %e, i64 %p"  # elements from row to row; rows that exist; elements to what the stream wants next
+# Elements from row to row; rows that exist; the first row to be asked for, and bytes from one of those to the next.
+IN_TENSOR = ", i64 %t, i64 %e, ptr %p, i64 %u"
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class InTensor:
-    """Operand B in a tensor: element type, how memory runs, how many elements of each row of the next tile are to be asked for
-    (none, or all of them: caches foresee what is asked for in the order of memory), and whether all rows that are transposed
-    exist."""
+    """Operand B in a tensor: element type, how memory runs, how many rows of how many lines are to be asked for meanwhile (in the
+    order of memory, which caches recognise), and whether all rows that are transposed exist."""
 
     dtype: DType
     run: Run
-    ahead: int
+    ask_rows: int
+    ask_lines: int
     whole: bool
 
 
@@ -126,12 +127,12 @@ class _Along:
     def __init__(self, fn: Function, m: Micro, b: InTensor) -> None:
         self.fn, self.m, self.b, self.kind = fn, m, b, stored(b.dtype)
         self.rows = [fn.mul("%t", k) for k in range(self.unroll + 1)]
+        _ask(fn, b, 0, b.ask_rows)
 
     def columns(self, b: str, k: int) -> list[str]:
         """The vectors of step `k` after pointer `b`."""
         fn, lanes = self.fn, self.fn.module.width
         row = fn.pointer(b, self.rows[k], self.kind)
-        _ask_ahead(fn, row, self.b)
         return [vector_at(fn, fn.pointer(row, v * lanes, self.kind), self.b.dtype, lanes) for v in range(self.m.vectors)]
 
     def after(self, b: str, steps: int) -> str:
@@ -149,8 +150,7 @@ class _Across:
         self.unroll = 2 * lanes if m.steps % (2 * lanes) == 0 else lanes
         self.registers = lanes // 2
         self.rows = _row_offsets(fn, b)
-        for row in self.rows:
-            _ask_ahead(fn, fn.pointer("%b", row, self.kind), b)
+        _ask(fn, b, 0, b.ask_rows)
         self.square: list[str] = []
 
     def columns(self, b: str, k: int) -> list[str]:
@@ -166,12 +166,12 @@ class _Across:
         return self.fn.pointer(b, steps, self.kind)
 
 
-def _ask_ahead(fn: Function, row: str, b: InTensor) -> None:
-    """Ask for the row in the next tile that takes the place of `row`."""
-    if b.ahead:
-        following = fn.pointer(row, "%p", stored(b.dtype))
-        for first in range(0, b.ahead, LINE // BYTES[b.dtype]):
-            fn.prefetch(fn.pointer(following, first, stored(b.dtype)), nearness=3)
+def _ask(fn: Function, b: InTensor, first: int, end: int) -> None:
+    """Ask for some of the rows that are to be asked for."""
+    for row in range(first, min(end, b.ask_rows)):
+        start = fn.pointer("%p", fn.mul("%u", row), "i8")
+        for line in range(b.ask_lines):
+            fn.prefetch(fn.pointer(start, line * LINE, "i8"), nearness=3)
 
 
 _FROM = {"along": _Along, "across": _Across}
@@ -186,21 +186,19 @@ def _row_offsets(fn: Function, b: InTensor) -> list[I64]:
 
 def _dots(fn: Function, m: Micro, b: InTensor, maths: Maths) -> list[str]:
     """The sums of a register tile whose lanes are rows of a tensor, as dot products: vectors along both rows are multiplied, and
-    what their lanes add up to becomes a lane of the result. As many rows of B at a time as there are accumulators."""
+    what their lanes add up to becomes a lane of the result. As many rows of B at a time as there are accumulators, in the order
+    of memory."""
     assert m.steps is not None and m.vectors == 1 and m.a_step == 1
     lanes, kind = fn.module.width, stored(b.dtype)
     order = order_of_sums(lanes)
     rows = [fn.pointer("%b", offset, kind) for offset in _row_offsets(fn, b)]
     together = 1 << max(1, min(lanes, 8) // m.rows).bit_length() - 1
     sums: list[list[str]] = [[""] * lanes for _ in range(m.rows)]
-    for first in range(0, lanes, together):
-        # Vector number i of `summed` is lane order.index(i) of the result.
-        numbers = range(first, first + together)
-        mine = [rows[order.index(i)] for i in numbers]
-        for row in rows[first : first + together]:
-            _ask_ahead(fn, row, b)
-        totals = _dot_loop(fn, m, b, maths, mine)
-        for k, i in enumerate(numbers):
+    each = -(-b.ask_rows * together // lanes)
+    for turn, first in enumerate(range(0, lanes, together)):
+        _ask(fn, b, turn * each, (turn + 1) * each)
+        totals = _dot_loop(fn, m, b, maths, rows[first : first + together])
+        for k, i in enumerate(order[first : first + together]):  # lane k of `summed` is vector number order[k]
             for r in range(m.rows):
                 sums[r][i] = totals[r * together + k]
     return [summed(fn, row) for row in sums]

@@ -1,5 +1,10 @@
 """Memory asked for before it is wanted, a few lines with each register tile of a product.
 
+Products over packed panels ask for shares of the stream's next tile. Products that read tensors where they lie take turns: while
+one reads its rows, it asks for those that the next one will read, and the last one for the first one's in the stream's next tile.
+So at any time two streams advance side by side, each in the order of memory, which is what the caches' own prefetching
+recognises: it has more lines on their way than a core's requests can be.
+
 A core keeps some two dozen lines on their way. What a block of rows asks for is more: its share of the stream's next tile, and
 the numbers (a bias, a mask) that the next block adds to its scores, whose rows lie far apart, which no processor foresees.
 Asked for all at once, the later ones would wait for the earlier ones, and the block with them. After a stream's last tile comes
@@ -55,20 +60,39 @@ def with_requests(s: Rows, block: I64, scope: Scope, tiles: dict[str, Tile], loa
     own rows of the result. Without a product over packed panels the first two are asked for here."""
     blocks = -(-scope.views[s.axis].length // s.step)
     products = [p for p in s.body if isinstance(p, Contract) and _in_panels(p, scope)]
+    turns = _turns(s, scope, tiles)
     far = [r for load in loads for r in _next_tile(load, scope, tiles, block, blocks)]
     near = list(_next_block(s, block, scope, tiles))
     if not products:
         ask(scope.fn, (*far, *near), 0, 1)
-        return scope
+        return replace(scope, requests=turns)
     for x in scope.item if scope.last is not None else ():
         if isinstance(x, LoadTile) and s.axis in x.tile.axes:
             near += _rows_of(s, x.tensor, x.at, x.tile.axes, block, scope.then(scope.following), tiles, False)
         elif isinstance(x, StoreTile) and s.axis in x.axes:
             far += _rows_of(s, x.tensor, x.at, x.axes, block, scope, tiles, True)
     first = next((p for p in products if scope.streamed in p.tile.axes), products[0])
-    wanted: dict[int, tuple[Request, ...]] = {id(products[-1]): tuple(far)}
+    wanted: dict[int, tuple[Request, ...]] = {**turns, id(products[-1]): tuple(far)}
     wanted[id(first)] = (*wanted.get(id(first), ()), *near)
     return replace(scope, requests=wanted)
+
+
+def _turns(s: Rows, scope: Scope, tiles: dict[str, Tile]) -> dict[int, tuple[Request, ...]]:
+    """What each product that reads a tensor where it lies asks for: all rows that the next such product is the first to read."""
+    found: dict[str, Contract] = {}
+    for p in s.body:
+        r = roles(p, scope.plan) if isinstance(p, Contract) and not is_int(p.tile.dtype) else None
+        if isinstance(p, Contract) and r is not None and r.b.name in scope.plan.in_place:
+            found.setdefault(r.b.name, p)
+    order = list(found)
+    made: dict[int, tuple[Request, ...]] = {}
+    for k, name in enumerate(order):
+        after = order[(k + 1) % len(order)]
+        where = scope if k + 1 < len(order) else scope.then(scope.following)
+        rows = _rows_of_tile(scope.loads[after], scope, where, tiles)
+        if rows is not None:
+            made[id(found[name])] = (rows,)
+    return made
 
 
 def following(scope: Scope, low: I64, origin: I64, length: int, last: str) -> dict[str, Value]:
@@ -95,21 +119,31 @@ def _arithmetic(at: tuple[Expr, ...]) -> bool:
 
 def _next_tile(s: LoadTile, scope: Scope, tiles: dict[str, Tile], part: I64, parts: int) -> Iterator[Request]:
     """One of `parts` shares of the memory that a load reads in the stream's next tile."""
-    fn, stream, tensor = scope.fn, scope.streamed, scope.kernel.tensor(s.tensor)
-    if stream is None or stream not in s.tile.axes or len(s.tile.axes) != 2 or tensor.unit is None or not _arithmetic(s.at):
+    fn = scope.fn
+    whole = _rows_of_tile(s, scope, scope.then(scope.following), tiles)
+    if whole is None:
         return
-    (along,) = (a for a in s.tile.axes if a != stream)
-    if coefficient(s.at[tensor.unit], scope.kernel.axis(along).position) != 1:
-        return
-    length = scope.views[stream].length
-    there = scope.then(scope.following).see(stream, View(0, length, length))
-    share, size = -(-length // parts), BYTES[tensor.dtype]
+    share = -(-whole.rows // parts)
     for k in range(share):
         row = fn.add(fn.mul(part, share), k)
-        memory = there.tensors[s.tensor]
-        offset = _offset(there, memory, s.at, {stream: Index(0, row), along: Index(0, 0)}, tiles)
-        pointer = fn.pointer(memory.base, offset, stored(tensor.dtype))
-        yield Request(pointer, -(-scope.views[along].length * size // LINE))
+        yield Request(fn.pointer(whole.pointer, fn.mul(whole.row_bytes, row), "i8"), whole.lines)
+
+
+def _rows_of_tile(s: LoadTile, scope: Scope, where: Scope, tiles: dict[str, Tile]) -> Request | None:
+    """The memory that a load of rows of the streamed axis reads, at the tile that `where` says; None where it is not in rows."""
+    fn, stream, tensor = scope.fn, scope.streamed, scope.kernel.tensor(s.tensor)
+    if stream is None or stream not in s.tile.axes or len(s.tile.axes) != 2 or tensor.unit is None or not _arithmetic(s.at):
+        return None
+    (along,) = (a for a in s.tile.axes if a != stream)
+    step = _row_step(scope, scope.tensors[s.tensor], s.at, stream, along)
+    if step is None:
+        return None
+    length, size = scope.views[stream].length, BYTES[tensor.dtype]
+    there = where.see(stream, View(0, length, length))
+    memory = there.tensors[s.tensor]
+    offset = _offset(there, memory, s.at, {stream: Index(0, 0), along: Index(0, 0)}, tiles)
+    lines = -(-scope.views[along].length * size // LINE)
+    return Request(fn.pointer(memory.base, offset, stored(tensor.dtype)), lines, length, fn.mul(step, size))
 
 
 def _row_step(scope: Scope, tensor: TensorRef, at: tuple[Expr, ...], rows: str, along: str) -> I64 | None:
