@@ -39,6 +39,11 @@ def ask(fn: Function, requests: tuple[Request, ...], part: I64, parts: int) -> N
 
 
 def _ask(fn: Function, r: Request, part: I64, parts: int) -> None:
+    if 1 < r.rows <= parts:  # a row at a time: each is in a page of its own
+        at = fn.pointer(r.pointer, fn.mul(fn.minimum(part, r.rows - 1), r.row_bytes), "i8")
+        for line in range(r.lines):
+            fn.prefetch(fn.pointer(at, line * LINE, "i8"), nearness=3, write=r.write)
+        return
     each = max(1, -(-r.lines // parts))
     first = fn.mul(part, each) if r.lines >= parts else _share(fn, part, r.lines, parts)
     start = fn.pointer(r.pointer, fn.mul(first, LINE), "i8")
