@@ -40,18 +40,17 @@ i, j, d, e = (index(x) for x in "ijde")
 
 def streamed(
     rows: int, tile_n: int, width: int, value_width: int, dtype: DType, *, across: bool = True, order: bool = False,
-    sums: DType = "f32",
+    sums: DType = "f32", inside: bool = False,
 ) -> Kernel:  # fmt: skip
-    """O = (q k^T) v, streamed over keys. `across`: q lies in rows; `order`: the keys are looked up; `sums`: the type of o."""
+    """O = (q k^T) v, streamed over keys. `across`: q lies in rows; `order`: the keys are looked up; `sums`: the type of o;
+    `inside`: every block of rows loads keys and values itself."""
     axes = (Axis("i", N, rows), Axis("j", M, tile_n), Axis("d", size(width), width), Axis("e", size(value_width), value_width))
     q, k, v, s = (Tile(x, "f32", tuple(a), "register") for x, a in (("q", "id"), ("k", "jd"), ("v", "je"), ("s", "ij")))
     out = Tile("o", sums, ("i", "e"), "register")
     key = load("order", (j,), "i64") if order else j
-    body = (
-        LoadTile(k, "K", (key, d)),
-        LoadTile(v, "V", (key, e)),
-        Rows("i", rows, (Contract(s, q, k, "d"), Contract(out, s, v, "j", accumulate=True))),
-    )
+    loads = (LoadTile(k, "K", (key, d)), LoadTile(v, "V", (key, e)))
+    products = (Contract(s, q, k, "d"), Contract(out, s, v, "j", accumulate=True))
+    body = (Rows("i", rows, (*loads, *products)),) if inside else (*loads, Rows("i", rows, products))
     end = call("le", call("add", index("j0"), const(tile_n, "i64")), M)
     phases = (Phase("full", end, True, body), Phase("partial", const(True, "bool"), False, body))
     return Kernel(
@@ -164,6 +163,12 @@ def test_products_ask_for_what_the_next_one_reads(
 def test_what_cannot_be_read_in_place_is_copied(kernel: Kernel, places: set[str]) -> None:
     assert in_place(kernel) == places
     check(kernel, 5, 37)
+
+
+def test_a_block_of_rows_may_load_what_it_reads() -> None:
+    kernel = streamed(4, 16, 64, 64, "f32", inside=True)
+    assert in_place(kernel) == {"k", "v"}
+    check(kernel, 6, 37)
 
 
 @pytest.mark.parametrize("n", [4, 8, 16])

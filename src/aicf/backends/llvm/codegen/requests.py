@@ -89,7 +89,7 @@ def _turns(s: Rows, scope: Scope, tiles: dict[str, Tile]) -> dict[int, tuple[Req
         r = roles(p, scope.plan) if isinstance(p, Contract) and not is_int(p.tile.dtype) else None
         if isinstance(p, Contract) and r is not None and r.b.name in scope.plan.in_place:
             found.setdefault(r.b.name, p)
-    order = list(found)
+    order = [name for name in found if name in scope.loads]  # what is loaded inside of a block is not known yet
     made: dict[int, tuple[Request, ...]] = {}
     for k, name in enumerate(order):
         after = order[(k + 1) % len(order)]
