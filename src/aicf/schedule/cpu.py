@@ -132,11 +132,13 @@ def working_set(p: Problem, tile_m: int, tile_n: int, rows: int) -> int:
 
 def candidates(p: Problem, t: CpuTarget) -> tuple[list[int], list[int], RegisterTile]:
     """(tile_m, tile_n, register tile) to be compared: multiples of the register tile, tile_n up to `depth_limit`, tile_m up to
-    the rows. A vector of keys is enough for one block of rows, which reads them as they lie."""
+    the rows. One block of rows reads keys as they lie, so that a vector of them is enough: it waits less for memory, and in a
+    cache it would only be slower."""
     block = register_tile(t, uses_matrix_unit(p, t))
     deepest = depth_limit(t, block)
     ns = [block.columns * x for x in (1, 2, 4, 8, 16) if x == 1 or block.columns * x <= deepest]
-    if p.rows <= block.rows and not uses_matrix_unit(p, t):
+    read = p.keys * (p.width + p.value_width) * p.bytes * max(1, p.items // p.groups)
+    if p.rows <= block.rows and not uses_matrix_unit(p, t) and read > CACHE_SHARE * t.l3:
         ns = [min(lanes(t), block.columns), *(n for n in ns if n > lanes(t))]
     ns = [n for k, n in enumerate(ns) if k == 0 or ns[k - 1] < p.keys]
     rows = min(block.rows, p.rows)
