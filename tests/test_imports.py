@@ -16,7 +16,7 @@ FILES = sorted((SOURCE / "aicf").rglob("*.py"))
 
 # Lowest first: a package imports itself and what stands before it.
 ORDER = [
-    "errors", "scalar", "contract", "semantic", "streaming", "mcir", "schedule", "kernel", "decide",
+    "version", "errors", "scalar", "contract", "semantic", "streaming", "mcir", "schedule", "kernel", "decide",
     "backends", "runtime", "driver", "report", "frontends", "cli", "__main__",
 ]  # fmt: skip
 # Knowledge that a package must not have although it stands lower.

@@ -11,12 +11,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from aicf.version import VERSION as __version__
+
 if TYPE_CHECKING:
     from aicf.errors import NotStreamed
     from aicf.frontends.torch.api import compile, explain
     from aicf.report import Report
 
-__all__ = ["NotStreamed", "Report", "compile", "explain"]
+__all__ = ["NotStreamed", "Report", "__version__", "compile", "explain"]
 
 _HOMES = {
     "compile": "aicf.frontends.torch.api",

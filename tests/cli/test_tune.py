@@ -50,6 +50,8 @@ def test_a_search_prints_ranks_and_is_used_afterwards(tmp_path: Path, capsys: py
     assert seconds == sorted(seconds) and data["model"] in [t["schedule"] for t in data["trials"]]
     assert re.search(rf"\n {{4}}1 .* {re.escape(data['trials'][0]['schedule'])}", out) and "<- the cost model's choice" in out
     assert "kept: later compilations of this problem use the first" in out
+    (stored,) = (tmp_path / "cache").rglob("*.schedule")
+    assert f"\n  in    {stored}\n" in out and "aicf cache clear --schedules" in out
 
     case = next(c for c in CASES if c.name == "causal")
     tensors = list(make_inputs(case, Size(1, 2, 40, 16), torch.float32).values())
@@ -67,6 +69,33 @@ def test_a_dry_run_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
     code, out, _ = run(capsys, f"{MODEL}:attention", *TINY, "--dry-run")
     assert code == 0 and "not kept (--dry-run)" in out
     assert not list((tmp_path / "cache").rglob("*.schedule"))
+
+
+def test_a_kept_schedule_is_undone_as_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    case = next(c for c in CASES if c.name == "dense")
+
+    def chosen() -> str:
+        tensors = make_inputs(case, Size(1, 2, 40, 16), torch.float32).values()
+        with torch.no_grad():
+            (region,) = api.explained(case.plain, {"fuse": "always", "threads": 1}, *tensors).regions
+        return "" if region.schedule is None else region.schedule.name
+
+    run(capsys, "dense", *TINY)
+    assert chosen() == "tuned"
+    assert main(["cache", "clear", "--schedules"]) == 0
+    assert chosen() == "chosen"
+
+
+def test_a_cache_that_cannot_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    unwritable = f"not kept: the cache folder {blocked} cannot be written"
+    for value, said in ((str(blocked), unwritable), ("", "not kept: there is no cache folder")):
+        monkeypatch.setenv("AICF_CACHE_DIR", value)
+        code, out, _ = run(capsys, "dense", *TINY)
+        assert code == 0 and said in out
 
 
 def test_what_does_not_stream_is_said(capsys: pytest.CaptureFixture[str]):

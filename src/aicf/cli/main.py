@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from aicf.cli.errors import FAILED, OK, CommandError
 from aicf.cli.progress import say
 from aicf.cli.source import must_exist, split
+from aicf.version import VERSION
 
 STAGES = ("semantic", "mcir", "kernel", "llvm", "asm", "triton", "ptx", "sass", "resources")
 
@@ -30,6 +31,14 @@ examples:
   aicf targets
   aicf bench causal window --n 2048 --json rows.json --chart rows.svg
   aicf tune causal --n 2048
+  aicf cache size
+"""
+
+_CACHE_HELP = """\
+environment variables:
+  AICF_CACHE_DIR      the folder; set to nothing, there is no disk cache (XDG_CACHE_HOME/aicf, else ~/.cache/aicf)
+  AICF_CACHE_LIMIT    the most that it keeps: 500M, 2G, a number of bytes, or none (1G)
+When a compilation makes it larger than that, the kernels used longest ago are deleted, then the schedules.
 """
 
 _BENCH_HELP = """\
@@ -42,6 +51,7 @@ may be repeated. A long run is kept in a file and can be stopped and resumed:
 _TUNE_HELP = """\
 Every legal schedule of a problem (tiles, register blocks, order, cut keys) is compiled and timed. The fastest is kept in the
 disk cache, for the same computation at sizes of about that (to the nearest power of two) on this machine with as many threads.
+It says in which file. Undo: delete that file, or all of them by `aicf cache clear --schedules`.
   aicf tune causal --n 2048 --threads 2
   aicf tune model.py:attention --size 1x8x1024x64
 """
@@ -99,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    root.add_argument("--version", action="version", version=f"aicf {VERSION}")
     add = root.add_subparsers(dest="command", required=True, metavar="COMMAND").add_parser
 
     explain = _command(add, "explain", "what becomes of each attention in a function, and why", _FUNCTION_HELP)
@@ -117,6 +128,12 @@ def parser() -> argparse.ArgumentParser:
     dump.add_argument("--diff", metavar="PREV", help="show a unified diff from this stage or pass to STAGE")
 
     _command(add, "targets", "what kernels are made for on this machine", "")
+
+    cache = _command(add, "cache", "compiled kernels and tuned schedules on disk: where, how much, delete", _CACHE_HELP)
+    cache.add_argument("action", choices=("path", "size", "clear"), help="print the folder; what is in it; delete what is in it")
+    only = cache.add_mutually_exclusive_group()
+    only.add_argument("--kernels", action="store_true", help="clear: only compiled kernels")
+    only.add_argument("--schedules", action="store_true", help="clear: only what `aicf tune` found")
 
     bench = _command(
         add,
@@ -137,8 +154,9 @@ def parser() -> argparse.ArgumentParser:
     tune = _command(add, "tune", "find the fastest schedule by trying all, and keep it for later compilations", _TUNE_HELP)
     _rows(tune)
     tune.add_argument(
-        "--seconds", type=float, default=3.0, help="of timing all, and again each time that the field is narrowed (3)"
-    )
+        "--seconds", type=float, default=3.0,
+        help="of timing all schedules; then the same again for those within 50%% of the fastest, and for those within 15%% (3)",
+    )  # fmt: skip
     tune.add_argument("--top", type=int, default=10, metavar="N", help="how many schedules to show (10)")
     tune.add_argument("--dry-run", action="store_true", help="keep nothing: only tell how good the cost model's choice is")
     tune.add_argument("--json", metavar="FILE", help="write all schedules and times here")

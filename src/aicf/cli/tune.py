@@ -12,6 +12,7 @@ from aicf.cli.errors import FAILED, OK, CommandError
 from aicf.cli.progress import say
 from aicf.frontends.torch.bench.cases import make_inputs
 from aicf.frontends.torch.tuning import Outcome, Site, distinct, keep, search, sites
+from aicf.runtime.cache import cache_dir
 from aicf.schedule import describe, host_target
 
 NEAR = 1.10  # a choice that takes at most so much longer than the best is counted as good
@@ -38,10 +39,8 @@ def run(options: Namespace) -> int:
             print("\n".join(["", f"{job}", *table(outcome, options.top)]), flush=True)
             if options.dry_run:
                 print("not kept (--dry-run)")
-            elif keep(site, outcome):
-                print("kept: later compilations of this problem use the first")
             else:
-                print("not kept: there is no cache directory (AICF_CACHE_DIR is empty)")
+                print("\n".join(kept_text(keep(site, outcome))))
             kept.append(_json(str(job), site, outcome))
             if options.json is not None:
                 Path(options.json).write_text(json.dumps(kept, indent=1) + "\n")
@@ -64,6 +63,20 @@ def table(outcome: Outcome, top: int) -> list[str]:
             )
     lines.append(f"{len(trials)} schedules; the cost model's choice is number {mine + 1}, {outcome.behind:.2f} times the best")
     return lines
+
+
+def kept_text(file: Path | None) -> list[str]:
+    """Where the result was kept, and how to undo that."""
+    if file is None:
+        root = cache_dir()
+        if root is None:
+            return ["not kept: there is no cache folder (AICF_CACHE_DIR is empty, or this user has no home)"]
+        return [f"not kept: the cache folder {root} cannot be written"]
+    return [
+        "kept: later compilations of this problem use the first",
+        f"  in    {file}",
+        "  undo  delete that file; `aicf cache clear --schedules` deletes all that were kept",
+    ]
 
 
 def verdict(behind: list[float]) -> str:

@@ -3,7 +3,7 @@
 A key is a hash of the kernel's text, the target and the versions of everything that took part in making the code. A file
 holds a magic
 line, the hash of its content and the content; what does not check is rebuilt, never trusted. Files appear by an atomic
-rename, so any number of processes may fill one cache at once.
+rename, so any number of processes may fill one cache at once. `eviction` keeps it below its limit.
 """
 
 from __future__ import annotations
@@ -15,18 +15,25 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from aicf.runtime import eviction
+
 FORMAT = b"aicf-object-1\n"
+_KEEPER = eviction.Keeper()
 
 
 def cache_dir() -> Path | None:
-    """Where compiled kernels are kept: $AICF_CACHE_DIR, else the user's cache directory; None when AICF_CACHE_DIR is set to
-    nothing, which turns the disk cache off."""
+    """Where compiled kernels are kept: $AICF_CACHE_DIR, else the user's cache directory. None, and so no disk cache, when
+    AICF_CACHE_DIR is set to nothing, and for a user without a home."""
     chosen = os.environ.get("AICF_CACHE_DIR")
     if chosen is not None:
         return Path(chosen) if chosen else None
     base = os.environ.get("XDG_CACHE_HOME")
-    home = Path(base) if base else Path.home() / ".cache"
-    return home / "aicf"
+    if base:
+        return Path(base) / "aicf"
+    try:
+        return Path.home() / ".cache" / "aicf"
+    except RuntimeError:  # a user id without an entry and without HOME, as in some containers
+        return None
 
 
 def key_of(*parts: str) -> str:
@@ -41,7 +48,7 @@ def key_of(*parts: str) -> str:
 
 def read(key: str, kind: str = "o") -> bytes | None:
     """The content of that kind stored under `key`, or None when there is none or it does not check."""
-    path = _path(key, kind)
+    path = path_of(key, kind)
     if path is None:
         return None
     try:
@@ -53,14 +60,16 @@ def read(key: str, kind: str = "o") -> bytes | None:
         with contextlib.suppress(OSError):
             path.unlink()
         return None
+    eviction.used(path)
     return data[head:]
 
 
-def write(key: str, content: bytes, kind: str = "o") -> None:
-    """Stores what `read` gives back. A cache that cannot be written is no error: the work is done again next time."""
-    path = _path(key, kind)
-    if path is None:
-        return
+def write(key: str, content: bytes, kind: str = "o") -> Path | None:
+    """Stores what `read` gives back, and returns the file. A cache that cannot be written is no error (None): the work is done
+    again next time."""
+    root, path = cache_dir(), path_of(key, kind)
+    if root is None or path is None:
+        return None
     digest = hashlib.sha256(key.encode() + content).digest()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +83,9 @@ def write(key: str, content: bytes, kind: str = "o") -> None:
                 os.unlink(name)
             raise
     except OSError:
-        return
+        return None
+    _KEEPER.wrote(root, len(FORMAT) + len(digest) + len(content))
+    return path
 
 
 def fetch(key: str, make: Callable[[], bytes]) -> tuple[bytes, bool]:
@@ -87,6 +98,7 @@ def fetch(key: str, make: Callable[[], bytes]) -> tuple[bytes, bool]:
     return made, False
 
 
-def _path(key: str, kind: str) -> Path | None:
+def path_of(key: str, kind: str = "o") -> Path | None:
+    """The file of an entry, whether there is one or not; None without a disk cache."""
     root = cache_dir()
     return None if root is None else root / key[:2] / f"{key}.{kind}"

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from aicf.runtime.cache import cache_dir, key_of, read, write
+from aicf.runtime.cache import key_of, read, write
 from aicf.schedule import CpuTarget, Problem, Schedule, Target
 
 KIND = "schedule"
@@ -38,10 +39,9 @@ def kept(best: Schedule, tried: int, seconds: float, model_seconds: float) -> Tu
     return Tuned({name: getattr(best, name) for name in DECISIONS}, tried, seconds, model_seconds)
 
 
-def store(problem: Problem, target: Target, meaning: str, found: Tuned) -> bool:
-    """Keeps a search's result. False when there is no disk cache."""
-    write(_key(problem, target, meaning), json.dumps(asdict(found)).encode(), KIND)
-    return cache_dir() is not None
+def store(problem: Problem, target: Target, meaning: str, found: Tuned) -> Path | None:
+    """Keeps a search's result, and returns the file that it is in. None when there is no disk cache, or it cannot be written."""
+    return write(_key(problem, target, meaning), json.dumps(asdict(found)).encode(), KIND)
 
 
 def find(problem: Problem, target: Target, meaning: str) -> Tuned | None:

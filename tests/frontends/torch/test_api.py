@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.utils import counters
 
 import aicf
 
@@ -41,7 +43,7 @@ def test_import_is_light() -> None:
     code = "import sys, aicf; print(sorted({'torch', 'numpy', 'llvmlite'} & set(sys.modules)), dir(aicf)[-2:])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("[]"), done.stdout + done.stderr
-    with pytest.raises(AttributeError, match="no attribute 'compiel'; it has NotStreamed, Report, compile, explain"):
+    with pytest.raises(AttributeError, match="no attribute 'compiel'; it has NotStreamed, Report, __version__, compile, explain"):
         aicf.compiel  # type: ignore[attr-defined]  # noqa: B018
 
 
@@ -216,3 +218,42 @@ def test_explain_of_no_attention() -> None:
     assert str(aicf.explain(lambda x: x + 1, torch.randn(3))) == "no attention found in 1 graph\n"
     hidden = str(aicf.explain(lambda x: x.sort().values + 1, torch.randn(3)))
     assert hidden == "no attention found in 1 graph; not followed: aten.sort\n"
+
+
+def test_compile_without_a_function_is_a_decorator():
+    @aicf.compile(fuse="always", require="streamed", dynamic=True)
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).softmax(-1) @ v
+
+    for n in (40, 56):
+        q, k, v = (torch.randn(1, 2, n, 16) for _ in range(3))
+        torch.testing.assert_close(attend(q, k, v), (q @ k.mT).softmax(-1) @ v)
+
+
+@pytest.mark.parametrize(("dynamic", "compilations"), [(True, 1), (False, 3)])
+def test_dynamic_is_that_of_torch_compile(dynamic: bool, compilations: int):
+    mine = aicf.compile(lambda q: (q @ q.mT).softmax(-1) @ q, dynamic=dynamic, fuse="always")
+    before = counters["stats"]["unique_graphs"]
+    for n in (40, 56, 72):
+        x = torch.randn(1, 2, n, 16)
+        torch.testing.assert_close(mine(x), (x @ x.mT).softmax(-1) @ x)
+    assert counters["stats"]["unique_graphs"] - before == compilations
+
+
+def test_fullgraph_raises_at_a_graph_break_as_in_torch_compile():
+    def broken(q: Tensor) -> Tensor:
+        s = (q @ q.mT).softmax(-1)
+        torch._dynamo.graph_break()
+        return s @ q
+
+    x = torch.randn(1, 2, 40, 16)
+    torch.testing.assert_close(aicf.compile(broken)(x), broken(x))
+    torch._dynamo.reset()
+    with pytest.raises(Unsupported):
+        aicf.compile(broken, fullgraph=True)(x)
+
+
+@pytest.mark.parametrize("given", [{"dynamic": "yes"}, {"fullgraph": 1}, {"fullgraph": None}])
+def test_flags_that_are_none_are_refused(given: dict[str, Any]):
+    with pytest.raises(ValueError, match=r"it is (None or )?False or True"):
+        aicf.compile(lambda q: q, **given)

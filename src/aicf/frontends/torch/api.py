@@ -20,8 +20,10 @@ __all__ = ["NotStreamed", "Report", "compile", "explain"]
 
 
 def compile(
-    fn_or_module: Any,
+    fn_or_module: Any = None,
     *,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
     fuse: Literal["auto", "always"] = "auto",
     require: Literal["streamed"] | None = None,
     target: Target | str | None = None,
@@ -30,8 +32,11 @@ def compile(
     strict: bool = False,
     rest: Literal["auto", "inductor", "eager"] = "auto",
 ) -> Any:
-    """`fn_or_module` compiled: what streams runs as derived kernels, the rest as `torch.compile` runs it.
+    """`fn_or_module` compiled: what streams runs as derived kernels, the rest as `torch.compile` runs it. Without one: a
+    decorator with these options.
 
+    `dynamic`, `fullgraph`: as in `torch.compile` (sizes as symbols: True, False, or None to let PyTorch see which ones change;
+    an error in the place of a graph break).
     `fuse`: "auto" lets the cost model decline, "always" streams whatever can be. `require="streamed"`: a call raises
     `NotStreamed`, with every reason, when an attention is not streamed (nothing of that graph has run then), and when it is done
     and none was seen (see `required`). `target`, `schedule`, `threads`: see `aicf.driver.Options`.
@@ -41,7 +46,6 @@ def compile(
 
     Raises TypeError for what is not callable and ValueError for a bad option.
     """
-    _callable(fn_or_module, "aicf.compile")
     options: dict[str, Any] = {
         "fuse": fuse,
         "require": require,
@@ -52,8 +56,15 @@ def compile(
         "rest": rest,
     }
     backend_options(options)
-    compiled = torch.compile(fn_or_module, backend="aicf", options=options)
-    return compiled if require is None else watched(compiled)
+    _flag("dynamic", dynamic, (None, False, True))
+    _flag("fullgraph", fullgraph, (False, True))
+
+    def made(it: Any) -> Any:
+        _callable(it, "aicf.compile")
+        compiled = torch.compile(it, backend="aicf", options=options, dynamic=dynamic, fullgraph=fullgraph)
+        return compiled if require is None else watched(compiled)
+
+    return made if fn_or_module is None else made(fn_or_module)
 
 
 def explain(fn_or_module: Any, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any) -> Report:
@@ -106,6 +117,11 @@ def explained(fn_or_module: Any, options: Mapping[str, Any], /, *args: Any, **kw
     if options.get("require") == "streamed" and not report.regions:
         raise NotStreamed([], missed(report.graphs, report.breaks))
     return report
+
+
+def _flag(name: str, given: Any, known: tuple[bool | None, ...]) -> None:
+    if not any(given is x for x in known):
+        raise ValueError(f"{name}={given!r}: it is {' or '.join(map(str, known))}")
 
 
 def _callable(x: Any, where: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -107,8 +108,8 @@ def sites(fn: Callable[..., Any], args: Sequence[Any], threads: int) -> list[Sit
 
 
 def search(site: Site, budget: float, say: Callable[[str], None] = lambda text: None) -> Outcome:
-    """Compiles and times every legal schedule of `site`: all of them for about `budget` seconds, then twice those that are left
-    as the field is narrowed."""
+    """Compiles and times every legal schedule of `site`: all of them for about `budget` seconds, then for as long again those
+    within 50 % of the fastest, then those within 15 %."""
     problem, target = site.decision.problem, host_target()
     own = choose(problem, target)
     schedules = legal(problem, target)
@@ -132,8 +133,9 @@ def search(site: Site, budget: float, say: Callable[[str], None] = lambda text: 
     return Outcome(ordered, next(t for t in trials if t.schedule.brief == own.brief))
 
 
-def keep(site: Site, outcome: Outcome) -> bool:
-    """Stores the best for later compilations. False when there is no disk cache."""
+def keep(site: Site, outcome: Outcome) -> Path | None:
+    """Stores the best for later compilations, and returns the file that it is in. None when there is no disk cache, or it cannot
+    be written."""
     best = outcome.trials[0]
     found = tuned.kept(best.schedule, len(outcome.trials), best.seconds, outcome.model.seconds)
     return tuned.store(site.decision.problem, host_target(), site.decision.meaning, found)
