@@ -13,6 +13,8 @@ from aicf.scalar import FUNCTIONS, DType, Expr, call, cast, const, evaluate, ind
 
 from .running import execute
 
+pytestmark = pytest.mark.usefixtures("code_path")
+
 N, I = index("N"), index("i")
 
 
@@ -117,7 +119,7 @@ def test_unary_functions(name: str, dtype: DType):
     with np.errstate(all="ignore"):
         exact = np.vectorize(math.erf)(wide) if name == "erf" else np.asarray(FUNCTIONS[name].numpy(wide))
     ulps = ULPS.get(name, 1.0) if dtype == "f32" else 4.0
-    agrees(computed(e, {"x": x}, {"x": dtype}), exact.astype(np.float64), ulps)
+    agrees(computed(e, {"x": x}, {"x": dtype}), exact.astype(np.float64), ulps, flush=name not in ("exp", "exp2"))
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "max", "min", "floordiv", "mod", "pow"])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aicf.backends.llvm import emit, host_target
+from aicf.backends.llvm import emit
 from aicf.backends.llvm.codegen.module import plans
 from aicf.backends.llvm.codegen.shuffles import order_of_sums, summed, transposed
 from aicf.backends.llvm.codegen.text import Function, Module
@@ -32,7 +32,10 @@ from aicf.kernel import (
 )
 from aicf.scalar import DType, call, cast, const, index, integer, load, size, var
 
+from .paths import AVX2
 from .running import execute
+
+pytestmark = pytest.mark.usefixtures("code_path")
 
 N, M = index("N"), index("M")
 i, j, d, e = (index(x) for x in "ijde")
@@ -80,7 +83,8 @@ def streamed(
 
 
 def in_place(kernel: Kernel) -> set[str]:
-    ((_, plan),) = plans(kernel, host_target())
+    """What is read in place in code for AVX2, whatever runs here: other vectors take other widths."""
+    ((_, plan),) = plans(kernel, AVX2.target)
     return set(plan.in_place)
 
 
@@ -139,8 +143,8 @@ def test_a_product_of_few_rows_reads_the_tensor(
 def test_products_ask_for_what_the_next_one_reads(
     tile_n: int, width: int, value_width: int, of_scores: int, of_values: int
 ) -> None:  # fmt: skip
-    """Each register tile asks for its share of the lines: the scores' of the values, and the values' of the next keys."""
-    text = emit(streamed(4, tile_n, width, value_width, "f32"))
+    """Each register tile asks for its share of the lines: the scores' of the values, and the values' of the next keys (AVX2)."""
+    text = emit(streamed(4, tile_n, width, value_width, "f32"), AVX2.triple, AVX2.cpu, AVX2.features)
     counts: dict[str, set[int]] = {}
     for function in text.split("define ")[1:]:
         name = function.partition("@")[2]

@@ -14,6 +14,8 @@ from tests.kernel.handmade import attention
 
 from .running import execute
 
+pytestmark = pytest.mark.usefixtures("code_path")
+
 S, U, P = (Tile(n, "f32", ("i", "j"), "register") for n in ("s", "u", "p"))
 TOP, OLD, NEW, REF = (Tile(n, "f32", ("i",), "register") for n in ("top", "old", "new", "ref"))
 Q, K, V, OUT = (

@@ -33,6 +33,8 @@ from aicf.scalar import DType, Expr, call, cast, const, index, integer, load, nu
 
 from .running import execute
 
+pytestmark = pytest.mark.usefixtures("code_path")
+
 N, M = index("N"), index("M")
 i, j, d, e = (index(x) for x in "ijde")
 TRUE = const(True, "bool")

@@ -21,6 +21,7 @@ from aicf.kernel import Kernel
 
 # What generated code may call: looked up once, so that loading an object never depends on what the process has loaded.
 _LIBRARY = ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "erf", "sin", "cos", "pow", "fmod")
+_INSTRUCTIONS = ("fma", "floor", "ceil", "trunc", "rint")  # what is a function on a processor that has no instruction for it
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Compiled:
 def _initialised() -> bool:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    names = [n + suffix for n in _LIBRARY for suffix in ("", "f")]
+    names = [n + suffix for n in (*_LIBRARY, *_INSTRUCTIONS) for suffix in ("", "f")]
     library = ctypes.CDLL(ctypes.util.find_library("m"))
     for name in names:
         llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)

@@ -1,7 +1,8 @@
 """Elementary functions as LLVM IR: vector polynomials in f32 where speed counts, the C math library lane by lane elsewhere.
 
 Each takes and returns SSA names of one LLVM type (`float` or a vector of it); constants are splatted. Special values are exact:
-NaN stays NaN, infinities go to their limits. Results below the smallest normal number may be flushed to zero.
+NaN stays NaN, infinities go to their limits. Results below the smallest normal number may be flushed to zero by `decay`, where
+they stand beside a 1.
 Polynomial coefficients are minimax fits (Lawson iteration on Chebyshev nodes) made for this file.
 """
 
@@ -31,6 +32,7 @@ _TANH = (
 )  # fmt: skip
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 _LOG2E = 1.4426950408889634
+_BIAS = 127  # of the exponent of f32
 
 
 class Maths:
@@ -133,13 +135,14 @@ class Maths:
     # ---------------------------------------------------------------- functions
 
     def exp(self, x: str) -> str:
+        """exp(x), results below the smallest normal number rounded as they should be."""
         if self.element == "double":
             return self.library("exp", x)
-        x = self.at_most(89.0, self.at_least(-87.5, x))
-        shifted, n = self._rounded(lambda magic: self.fma(x, self.splat(_LOG2E), magic))
+        x = self.at_most(89.0, self.at_least(-104.0, x))
+        shifted, n = self._rounded(lambda magic: self.fma(x, self.splat(_LOG2E), magic), 2 * _BIAS)
         r = self.fma(n, self.splat(-_LN2_HIGH), x)
         r = self.fma(n, self.splat(-_LN2_LOW), r)
-        return self._scaled(r, shifted)
+        return self._scaled_twice(self.polynomial(r, (1.0, 1.0, *_EXP)), shifted)
 
     def decay(self, x: str) -> str:
         """exp(x) of x <= 0: the weight of a number below the maximum.
@@ -152,9 +155,11 @@ class Maths:
         log2e = self.splat(_LOG2E)
         if self.lanes is not None and self.fn.module.lookup is not None:
             return self._decay_by_table(x, log2e)
-        x = self.at_least(-87.5, x)
-        shifted, n = self._rounded(lambda magic: self.fma(x, log2e, magic))
-        return self._scaled(self.fma(x, log2e, self.neg(n)), shifted, _EXP2)
+        # n of -127 gives a power of 0; what x log2(e) rounds to -126 is as exact as a subnormal result can be.
+        x = self.at_least(-88.0, x)
+        shifted, n = self._rounded(lambda magic: self.fma(x, log2e, magic), _BIAS)
+        power = self.from_bits(self.int_op("shl", self.to_bits(shifted), self.splat_int(23)))
+        return self.mul(self.polynomial(self.fma(x, log2e, self.neg(n)), _EXP2), power)
 
     def _decay_by_table(self, x: str, log2e: str) -> str:
         """`decay` with powers of two from a register: x log2(e) = n + k/8 + r, as many steps as lanes, so that a shorter
@@ -178,22 +183,25 @@ class Maths:
     def exp2(self, x: str) -> str:
         if self.element == "double":
             return self.library("exp2", x)
-        x = self.at_most(129.0, self.at_least(-126.3, x))
-        shifted, n = self._rounded(lambda magic: self.add(x, magic))
-        return self._scaled(self.mul(self.sub(x, n), self.splat(0.6931471805599453)), shifted)
+        x = self.at_most(129.0, self.at_least(-150.0, x))
+        shifted, n = self._rounded(lambda magic: self.add(x, magic), 2 * _BIAS)
+        return self._scaled_twice(self.polynomial(self.sub(x, n), _EXP2), shifted)
 
-    def _rounded(self, add: Callable[[str], str]) -> tuple[str, str]:
-        """A number rounded to an integer n: (a float whose low bits are n + 126, n). Adding 1.5 * 2^23 rounds; the 126 on top
-        of it makes those bits the exponent of 2^(n-1)."""
-        magic = self.splat(12582912.0 + 126.0)
+    def _rounded(self, add: Callable[[str], str], bias: int) -> tuple[str, str]:
+        """A number rounded to an integer n: (a float whose low bits are n + bias, n). Adding 1.5 * 2^23 rounds; the bias on top
+        of it makes those bits an exponent: with one bias of f32 that of 2^n, with two that of a power which is made of two."""
+        magic = self.splat(12582912.0 + bias)
         shifted = add(magic)
         return shifted, self.sub(shifted, magic)
 
-    def _scaled(self, r: str, shifted: str, coefficients: Sequence[float] = (1.0, 1.0, *_EXP)) -> str:
-        """exp(r) * 2^n as 2 exp(r) * 2^(n-1): so n = 128 overflows by the product only, and n = -126 gives 0."""
-        twice = self.polynomial(r, [2 * c for c in coefficients])
-        scale = self.from_bits(self.int_op("shl", self.to_bits(shifted), self.splat_int(23)))
-        return self.mul(twice, scale)
+    def _scaled_twice(self, x: str, shifted: str) -> str:
+        """x * 2^n, n + 2 * bias in the low bits of `shifted`: as the product with two powers, which are normal numbers where 2^n
+        need not be one. So 2^128 overflows by the product only, and results lose digits gradually at the low end."""
+        both = self.to_bits(shifted)
+        half = self.int_op("lshr", both, self.splat_int(1))
+        for exponent in (half, self.int_op("sub", both, half)):
+            x = self.mul(x, self.from_bits(self.int_op("shl", exponent, self.splat_int(23))))
+        return x
 
     def log(self, x: str) -> str:
         return self.library("log", x) if self.element == "double" else self._log(x, 1.0)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from aicf.backends.llvm.codegen.elementwise import AxisLoops, fold, identity
 from aicf.backends.llvm.codegen.expressions import combined
+from aicf.backends.llvm.codegen.halves import CONVERSIONS
 from aicf.backends.llvm.codegen.layout import Plan, plan, tiles_of
 from aicf.backends.llvm.codegen.loops import emit_body, number, scalar_point
 from aicf.backends.llvm.codegen.maxima import at_most_zero, fold_scales
@@ -102,6 +103,8 @@ def emit_module(kernel: Kernel, target: Target) -> str:
     _entry(module, names)
     header = (f"kernel {kernel.name}", *kernel.header)
     text = module.text(target.triple, header)
+    if target.converts and " half" in text:
+        text += CONVERSIONS
     return text + "\n" + attributes(target) + "\n"
 
 

@@ -26,6 +26,11 @@ class Target:
         return self.triple.startswith(("x86_64", "i686")) and self.lanes >= 8
 
     @property
+    def converts(self) -> bool:
+        """Whether conversions of f16 are functions: no instruction makes them."""
+        return self.triple.startswith(("x86_64", "i686")) and not {"+f16c", "+avx512f"} & set(self.features.split(","))
+
+    @property
     def lookup(self) -> str | None:
         """LLVM's name of the instruction that takes for each lane the element of a vector of `lanes` which the low bits of an
         index say, if there is a fast one."""
