@@ -37,11 +37,12 @@ from aicf.runtime import tuned
 from aicf.runtime.device import DeviceExecutable, gpu_builder
 from aicf.runtime.executable import ArrayRef, Executable, tile_counts
 from aicf.runtime.native import build_native
-from aicf.scalar import BYTES, Const, Expr, integer, is_float, show, variables
+from aicf.scalar import BYTES, Const, Expr, call, integer, integer_const, is_float, show, variables
 from aicf.schedule.schedule import Schedule, ScheduleError, partial
 from aicf.schedule.target import TARGETS, CpuTarget, GpuTarget, Target, named_target
 from aicf.semantic import Graph, Location, Node, print_node
-from aicf.streaming.recognise import Recognised
+from aicf.semantic.types import product
+from aicf.streaming.recognise import Recognised, Stored
 
 Status = Literal["streamed", "declined", "refused"]
 CPU_STAGES = ("llvm", "asm")
@@ -100,6 +101,17 @@ def _checked_schedule(schedule: Any) -> None:
         raise ValueError(f"schedule={schedule!r}: {wrong}") from None
 
 
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of the size of the scores that the program computes and a region reads: it is written to memory, `bytes` of it
+    (None when a size is not known), before the region runs. `reason`: why the region does not compute it."""
+
+    name: str
+    source: Location | None
+    bytes: int | None
+    reason: str
+
+
 @dataclass
 class RegionResult:
     """What became of one attention: its status and reason, its place in the user's program, the source nodes whose tensors it
@@ -108,7 +120,8 @@ class RegionResult:
     not. `unknown`: the size that is no number, but would have to be. `assumes`: what has to be so of the inputs for the result
     to be the source's, empty when nothing has. `tiles`: empty, partial and full tiles of a call, None when they depend on
     tensors that are not known; `of_call`: they do, and are those of a call that was explained. `decision`: what the cost model
-    was asked, and its answer."""
+    was asked, and its answer. `stored`: tensors of the size of the scores that it reads all the same, since it cannot compute
+    them."""
 
     status: Status
     reason: str
@@ -130,12 +143,14 @@ class RegionResult:
     specialised: str = ""
     unknown: Expr | None = None
     assumes: str = ""
+    stored: tuple[StoredTensor, ...] = ()
 
     def refuse(self, reason: str) -> None:
         """It does not stream after all: what was planned for it is no longer so."""
         self.status, self.reason = "refused", reason
         self.executable = self.schedule = self.tiles = self.bytes_streamed = None
         self.assumes = self.specialised = ""
+        self.stored = ()
 
     def dump(self, stage: str) -> str:
         """The region at one of STAGES. ValueError for another stage, for stages that a region that is not streamed never
@@ -262,8 +277,14 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     result.bytes_streamed = working_bytes(executable.kernel) * decision.schedule.threads
     result.tiles = _static_tiles(executable, hints)
     result.specialised = _specialised(found)
+    result.stored = tuple(_stored(s, hints) for s in found.stored)
     result.assumes = _assumed(region)
     return result
+
+
+def _stored(s: Stored, hints: Mapping[str, int]) -> StoredTensor:
+    size = call("mul", product(s.node.type.shape), integer_const(BYTES[s.node.type.dtype]))
+    return StoredTensor(s.node.name, s.node.location, _number(size, hints), s.reason)
 
 
 def rescheduled(result: RegionResult, options: Options, hints: Mapping[str, int]) -> RegionResult:
@@ -350,4 +371,4 @@ def _static_tiles(executable: Executable, hints: Mapping[str, int]) -> dict[str,
         return None
 
 
-__all__ = ["STAGES", "ArrayRef", "Compilation", "Options", "RegionResult", "compile_graph"]
+__all__ = ["STAGES", "ArrayRef", "Compilation", "Options", "RegionResult", "StoredTensor", "compile_graph"]

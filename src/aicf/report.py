@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from aicf.driver import STAGES, RegionResult
+from aicf.driver import STAGES, RegionResult, StoredTensor
 from aicf.semantic import Graph, print_graph
 
 
@@ -93,7 +93,8 @@ def opaque(graphs: Sequence[GraphReport]) -> list[str]:
 
 def _look(r: RegionResult) -> tuple[object, ...]:
     """What a reader sees of a region, but for its name."""
-    return (r.status, r.reason, str(r.source), r.mask, str(r.schedule), str(r.tiles), r.bytes_unfused, r.bytes_streamed)
+    return (r.status, r.reason, str(r.source), r.mask, str(r.schedule), str(r.tiles), r.bytes_unfused, r.bytes_streamed,
+            tuple((s.bytes, s.reason) for s in r.stored))  # fmt: skip
 
 
 def _lines(group: Sequence[RegionResult]) -> list[str]:
@@ -124,7 +125,16 @@ def _lines(group: Sequence[RegionResult]) -> list[str]:
         lines.append("  tiles      skipped as far as the mask's tensors allow, which is known when it runs")
     if r.bytes_unfused is not None:
         lines.append(f"  memory     score-shaped tensors take {size_text(r.bytes_unfused)} unfused{_working_memory(r)}")
+    lines += [f"  stored     {stored_text(s)}" for s in r.stored]
     return lines
+
+
+def stored_text(s: StoredTensor) -> str:
+    """A tensor of the size of the scores that is written and read all the same."""
+    size = "" if s.bytes is None else f", {size_text(s.bytes)}"
+    place = f" (from {s.source})" if s.source is not None and s.source.file else ""
+    why = s.reason or "it is not followed"
+    return f"{s.name}{size}, is as large as the scores and is not computed in the tiles{place}: {why}"
 
 
 def _working_memory(r: RegionResult) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from aicf.scalar import Const, Expr, Var, variables
+from aicf.scalar import Const, Expr, Var, call, extents, index, substitute, variables
 from aicf.semantic import Node
 from aicf.semantic.ops import At
-from aicf.semantic.types import is_one
+from aicf.semantic.types import is_one, product
 from aicf.streaming.pull import output_index, step
 
 T = TypeVar("T")
@@ -75,6 +75,40 @@ def candidates(node: Node, views: Sequence[Node] = ()) -> list[Candidate]:
     if here is None or len(here.operands) != 2:
         return []
     found: list[Candidate] = []
+    for one in [here, *([whole] if (whole := _folded(node, here)) is not None else [])]:
+        found += _of_contraction(node, one, at, known, views, seen, plain)
+    return sorted(found, key=lambda c: (not c.atoms, not c.softmax_like))
+
+
+def _folded(node: Node, here: Contraction) -> Contraction | None:
+    """A contraction over several axes that both operands have (the query heads of a group, and their queries) as one over a
+    single axis, whose position counts through all of them."""
+    shared = {v: n for v, n in here.bound.items() if all(v in free(a) for _, a in here.operands) and not is_one(n)}
+    if len(shared) < 2:
+        return None
+    over = index(f"{node.name}.all")
+    length = product(shared.values())
+    with extents({over: length}):
+        places = digits(over, shared)
+    operands = tuple((x, tuple(substitute(e, places) for e in a)) for x, a in here.operands)
+    return Contraction(operands, {over: length}, here.products)
+
+
+def digits(over: Var, axes: Mapping[Var, Expr]) -> dict[Expr, Expr]:
+    """The position on each of `axes`, the last one fastest, of position `over` on the axis that they make together."""
+    found: dict[Expr, Expr] = {}
+    rest: Expr = over
+    for k, (v, extent) in enumerate(reversed(tuple(axes.items()))):
+        outermost = k == len(axes) - 1
+        found[v] = rest if outermost else call("mod", rest, extent)
+        rest = call("floordiv", rest, extent)
+    return found
+
+
+def _of_contraction(
+    node: Node, here: Contraction, at: At, known: dict[Var, Expr], views: Sequence[Node], seen: Node, plain: At
+) -> list[Candidate]:
+    found: list[Candidate] = []
     for over, length in here.bound.items():
         if isinstance(length, Const) and length.value == 1 and len(here.bound) > 1:
             continue
@@ -95,7 +129,7 @@ def candidates(node: Node, views: Sequence[Node] = ()) -> list[Candidate]:
                 c = c if narrowed.blocked else narrowed
             if c.atoms or c.blocked:
                 found.append(c)
-    return sorted(found, key=lambda c: (not c.atoms, not c.softmax_like))
+    return found
 
 
 def _apart(node: Node, n: int, at: At, rows: frozenset[Var]) -> bool:

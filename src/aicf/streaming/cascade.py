@@ -12,9 +12,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from aicf.scalar import Call, Expr, Load, Reduce, Var, call, children, rebuild, show, substitute, var, variables, walk
+from aicf.scalar import (
+    Call,
+    Const,
+    Expr,
+    Load,
+    Reduce,
+    Var,
+    call,
+    children,
+    extents,
+    integer_const,
+    rebuild,
+    reduce,
+    show,
+    substitute,
+    var,
+    variables,
+    walk,
+)
+from aicf.semantic.types import product
+from aicf.streaming.candidates import digits
 from aicf.streaming.derive import Reduction
 from aicf.streaming.simplify import split
+
+COMBINES = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
 
 
 class NotACascade(Exception):
@@ -42,7 +64,7 @@ class Atom:
 @dataclass
 class Extraction:
     """Collects atoms and reductions while expressions are taken apart. `streamed(v)`: is bound variable v a run along the
-    streamed axis (and not a contraction inside an atom)?"""
+    streamed axis (and not a contraction inside an atom)? `few(v)`: does it run over so few terms that they are written out?"""
 
     stream: Var
     length: Expr
@@ -50,6 +72,7 @@ class Extraction:
     columns: set[Var]
     known: dict[Var, Expr]
     streamed: Callable[[Var], bool]
+    few: Callable[[Var], bool]
     atoms: dict[str, Atom] = field(default_factory=dict[str, Atom])
     reductions: list[Reduction] = field(default_factory=list[Reduction])
     _named: dict[tuple[object, ...], Var] = field(default_factory=dict[tuple[object, ...], Var])
@@ -63,13 +86,39 @@ class Extraction:
         return found
 
     def _take(self, e: Expr) -> Expr:
+        if isinstance(e, Reduce) and self.few(e.var):
+            return self._written_out(e)
         if isinstance(e, Reduce):
             return self._reduction(e) if self.streamed(e.var) else self._atom(e)
         if isinstance(e, Load):
             return e
         return rebuild(e, tuple(self.take(c) for c in children(e)))
 
+    def _written_out(self, e: Reduce) -> Expr:
+        """A reduction over a few terms, term by term."""
+        assert isinstance(e.extent, Const)
+        terms = [self.take(substitute(e.body, {e.var: integer_const(k)})) for k in range(int(e.extent.value))]
+        total = terms[0]
+        for term in terms[1:]:
+            total = call(COMBINES[e.op], total, term)
+        return total
+
+    def _folded(self, e: Reduce) -> Reduce:
+        """Reductions by one op within each other, over axes that together make the streamed one, as one reduction."""
+        axes: dict[Var, Expr] = {}
+        inner: Expr = e
+        while isinstance(inner, Reduce) and inner.op == e.op and self.streamed(inner.var):
+            axes[inner.var] = inner.extent
+            inner = inner.body
+        if len(axes) < 2 or product(axes.values()) is not self.length:
+            return e
+        with extents({**self.known, self.stream: self.length}):
+            one = reduce(e.op, self.stream, self.length, substitute(inner, digits(self.stream, axes)))
+        assert isinstance(one, Reduce)
+        return one
+
     def _reduction(self, e: Reduce) -> Expr:
+        e = self._folded(e)
         if e.var is not self.stream and self.stream in variables(e):
             raise NotACascade(
                 "the normaliser runs along one axis of the scores and the sum with the values along another (a softmax over the "

@@ -9,7 +9,8 @@ is also needed outside makes the region refused: it would have to be written any
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from aicf.scalar import (
     FUNCTIONS,
@@ -18,6 +19,7 @@ from aicf.scalar import (
     Load,
     Var,
     affine,
+    extents,
     index,
     integer_const,
     is_float,
@@ -36,6 +38,7 @@ from aicf.streaming.candidates import (
     Candidate,
     after_softmax,
     candidates,
+    digits,
     free,
     pure,
     single_key,
@@ -44,10 +47,12 @@ from aicf.streaming.candidates import (
 )
 from aicf.streaming.cascade import Atom, Extraction, NotACascade
 from aicf.streaming.derive import Reduction
+from aicf.streaming.products import making, of_pairs
 from aicf.streaming.pull import PulledTooFar, Puller, output_index, step
 from aicf.streaming.simplify import decide, in_fp32
 
 VIEWS = ("reshape", "permute", "expand", "slice")
+REDUCTIONS = (*CONTRACTIONS, "reduce")
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,9 @@ class Exit:
 @dataclass(frozen=True)
 class Recognised:
     """A region found: still semantics, no tiles. Variables: `batch` shared by everything, `row`, `stream`, per-exit columns.
-    `leaks`: what else reads a tensor of rows x keys of it, with the refusal if that is not within a region of its own."""
+    `leaks`: what else reads a tensor of rows x keys of it, with the refusal if that is not within a region of its own.
+    `stored`: what it reads of that size which the graph computes. `smaller`: the region with fewer products in its tiles, for
+    when the tensor of one of them has to be written anyway."""
 
     value: Node
     atoms: tuple[Atom, ...]
@@ -79,6 +86,17 @@ class Recognised:
     inside: tuple[Node, ...]
     softmax_like: bool
     leaks: tuple[tuple[Node, Refused], ...] = ()
+    stored: tuple[Stored, ...] = ()
+    smaller: Recognised | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of rows x stream positions that a region reads although the graph computes it: it is written before the region
+    runs. `reason`: why it is no part of the region."""
+
+    node: Node
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -142,7 +160,7 @@ def recognise(
         if isinstance(best, Recognised):
             taken.update(best.inside)
             taken.update(e.node for e in best.exits)
-    found = _settled(found)
+    found = _needed(_settled(found), context.outputs)
     taken = {n for f in found if isinstance(f, Recognised) for n in (*f.inside, *(e.node for e in f.exits))}
     return [f for f in found if isinstance(f, Recognised) or f.node not in taken]
 
@@ -155,7 +173,32 @@ def _settled(found: list[Recognised | Refused]) -> list[Recognised | Refused]:
         left = [_first_leak(f, inside) if isinstance(f, Recognised) else None for f in found]
         if not any(left):
             return found
-        found = [f if leak is None else leak for f, leak in zip(found, left, strict=True)]
+        found = [f if leak is None else _without_leak(f, leak) for f, leak in zip(found, left, strict=True)]
+
+
+def _needed(found: list[Recognised | Refused], outputs: Collection[Node]) -> list[Recognised | Refused]:
+    """Without the regions of which nothing is read: all that they are for is computed in the tiles of others."""
+    maker = {e.node: f for f in found if isinstance(f, Recognised) for e in f.exits}
+    needed: set[Node] = set()
+    stack = [*outputs]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            made = maker.get(node)
+            stack += node.inputs if made is None else made.loads.values()
+    return [f for f in found if isinstance(f, Refused) or any(e.node in needed for e in f.exits)]
+
+
+def _without_leak(found: Recognised | Refused, leak: Refused) -> Recognised | Refused:
+    """What is left of a region of which something must be written: the same with fewer products, or the refusal."""
+    smaller = found.smaller if isinstance(found, Recognised) else None
+    return leak if smaller is None else _explained(smaller, leak.reason)
+
+
+def _explained(found: Recognised, why: str) -> Recognised:
+    """`found` with the reason why what it stores could not be computed in its tiles."""
+    return replace(found, stored=tuple(s if s.reason else replace(s, reason=why) for s in found.stored))
 
 
 def _first_leak(found: Recognised, inside: Collection[Node]) -> Refused | None:
@@ -214,7 +257,7 @@ class _Context:
         return self.settings.anchors is None or node in self.settings.anchors or node.op == "input"
 
     def downstream(self, atoms: list[Node]) -> _Downstream:
-        return _Downstream(atoms, min(self.order.get(a, 0) for a in atoms), self.order)
+        return _Downstream(atoms, min((self.order.get(a, 0) for a in atoms), default=0), self.order)
 
 
 class _Downstream:
@@ -251,6 +294,11 @@ class _Pull:
         self.atoms = frozenset(c.atoms)
         self.products = frozenset(c.products)
         self.counted: set[Node] = set()
+        # What has an element for each row and stream position and is not computed in the tile, with the reason; products that
+        # could be, and sums that are written out in it.
+        self.stored: dict[Node, str] = {}
+        self.further: dict[Node, tuple[Node, ...]] = {}
+        self.unrolled: set[Node] = set()
         # Operands made of positions alone are loaded all the same: a region says which tensors its products are made of.
         operands = [c.values, *(x for a in c.atoms for x in a.inputs)]
         self.operands = frozenset(_held(context, x) for x in operands if x in context.pure)
@@ -262,7 +310,22 @@ class _Pull:
         if v is self.c.stream:
             return True
         binder = self.puller.binders.get(v)
-        return binder is not None and binder not in self.atoms and (binder in self.below or binder in self.counted)
+        if binder is None or binder in self.atoms or binder in self.unrolled:
+            return False
+        return binder in self.below or binder in self.counted
+
+    def _position(self, v: Var) -> Expr:
+        """What stands, in terms of the stream's own variable, for one that a reduction along the stream binds."""
+        binder = self.puller.binders.get(v)
+        if binder is None or binder.op not in REDUCTIONS or self.puller.extents[v] is self.c.length:
+            return self.c.stream
+        here = step(binder, *output_index(binder))
+        assert here is not None
+        return digits(self.c.stream, {x: n for x, n in here.bound.items() if self.streamed(x) and not is_one(n)})[v]
+
+    def few(self, v: Var) -> bool:
+        """Whether `v` runs over the terms of a sum that is written out."""
+        return self.puller.binders.get(v) in self.unrolled
 
     def cut(self, node: Node, at: At) -> bool:
         if node in self.context.pure:
@@ -270,15 +333,41 @@ class _Pull:
         if node in self.products:
             return False
         if node in self.below:
-            return node in self.c.blocked
+            if node in self.c.blocked:
+                return self._store(node, at)
+            if node.op in REDUCTIONS and node not in self.atoms:
+                self._store(node, at)  # for its short sums; what is below the scores exists nowhere else
+            return False
         if not self.context.anchor(node):
             return False
         here = free(at)
-        bound = [v for v in here if v in self.puller.binders and not self.streamed(v)]
+        bound = [v for v in here if v in self.puller.binders and not self.streamed(v) and not self.few(v)]
         along = [v for v in here if self.streamed(v)]
         if not bound and along and two_axis(at, along, self.c.rows):
-            return self._reduces(node)
+            return self._reduces(node) and self._store(node, at)
         return not self._transparent(node, at)
+
+    def _store(self, node: Node, at: At) -> bool:
+        """Whether `node`, which sums over something and is read along both axes, is computed outside: not when the tile can make
+        it by short sums."""
+        own: dict[Expr, Expr] = {v: self._position(v) for v in free(at) if self.streamed(v)}
+        with extents(self.puller.extents):
+            at = tuple(substitute(e, own) for e in at)
+        if any(self.few(v) for v in free(at)):
+            return False  # below a sum that is written out, which was looked into as a whole
+        if not self._of_pairs(node, at):
+            return True
+        made = making(node, at, self.c, self.puller.extents)
+        if not made.problem and not made.products.keys() - self.atoms:
+            self.unrolled.update(made.sums)
+            return False
+        if not made.problem:
+            self.further.update(made.products)
+        self.stored[node] = made.problem
+        return True
+
+    def _of_pairs(self, node: Node, at: At) -> bool:
+        return of_pairs(node, at, self.c.rows, self.c.stream, self.puller.extents)
 
     def _closed(self, node: Node, at: At) -> bool:
         """Whether `node` is a function of positions that is computed outside all the same: in float64, which kernels don't have,
@@ -323,15 +412,33 @@ def _held(context: _Context, node: Node) -> Node:
 
 
 def _attempt(context: _Context, c: Candidate) -> Recognised | Refused | None:
-    try:
-        return _region(context, c)
-    except PulledTooFar:
-        if not c.softmax_like:
-            return None
-        return Refused(c.node, "what lies between the scores and the values is too large a computation for one tile", None)
+    """The region of a candidate, with every product of rows and stream positions that any of its outputs reads in its tiles: what
+    one output reads beside the scores is known only when that output is pulled, so that products are added until none is left."""
+    best: Recognised | None = None
+    while True:
+        policy = _Pull(context, c)
+        try:
+            result = _region(context, c, policy)
+        except PulledTooFar:
+            why = "what lies between the scores and the values is too large a computation for one tile"
+            result = Refused(c.node, why) if c.softmax_like else None
+        if not isinstance(result, Recognised):
+            return result if best is None else _explained(best, _why_not(result))
+        if best is not None:
+            result = replace(result, smaller=best)
+        more = {node: steps for node, steps in policy.further.items() if node not in c.atoms}
+        if not more:
+            return result
+        best = result
+        products = [*c.products, *(step for steps in more.values() for step in steps)]
+        c = replace(c, atoms=[*c.atoms, *more], products=products, blocked=[n for n in c.blocked if n not in more])
 
 
-def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
+def _why_not(result: Refused | None) -> str:
+    return "a region that computes it as well is none that streams" if result is None else result.reason
+
+
+def _region(context: _Context, c: Candidate, policy: _Pull) -> Recognised | Refused | None:
     if not c.atoms:
         if not c.softmax_like:
             return None
@@ -343,7 +450,6 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
     if none is not None:
         why = f"{none.name} {_tensor(none)} has no elements, so there is nothing to stream"
         return Refused(c.node, why, None) if c.softmax_like else None
-    policy = _Pull(context, c)
     target, at = _extended(context, policy, c)
     if not context.anchor(target):
         whole = target.location.op if target.location else "an op"
@@ -354,7 +460,7 @@ def _region(context: _Context, c: Candidate) -> Recognised | Refused | None:
         return None
     columns = {v for v in free(at) if v not in _score_variables(c)}
     extraction = Extraction(
-        c.stream, c.length, c.rows, columns, policy.puller.extents, policy.streamed
+        c.stream, c.length, c.rows, columns, policy.puller.extents, policy.streamed, policy.few
     )  # fmt: skip
     try:
         own = tuple(_var(v) for v in at if v in columns)
@@ -546,10 +652,17 @@ def _exits(
     made: set[Var] = set()  # columns of products beside the region's own: whatever is made of one is indexed by them too
     done: set[Node] = {target}
     visits = policy.puller.visits
-    queue = [n for n in context.nodes if n in visits and n in policy.below and n is not target]
-    work = list(queue)
-    inside = set(queue) | {target}
-    while work:
+    work: list[Node] = []
+    inside = {target}
+    looked_at = 0
+    while True:
+        # What an exit is made of is looked at like what the first result is made of.
+        fresh = [n for n in islice(visits, looked_at, None) if n in policy.below and n not in inside]
+        looked_at = len(visits)
+        work += sorted(fresh, key=context.order.__getitem__)
+        inside.update(fresh)
+        if not work:
+            return found
         node = work.pop(0)
         if node in done:
             continue
@@ -593,7 +706,6 @@ def _exits(
                 if plain is None:
                     return Refused(c.node, f"{user.name} is not indexed by the region's rows", user)
                 found.append((user, plain, element, _among(made, plain)))
-    return found
 
 
 def _among(columns: set[Var], at: At) -> tuple[Var, ...]:
@@ -712,10 +824,28 @@ def _finished(
     read = [*(r.body for r in cascade), *(a.row for a in atoms), *(a.key for a in atoms), *(e.expr for e in final)]
     used = {n.tensor for e in read for n in walk(e) if isinstance(n, Load)}
     inside = tuple(n for n in policy.context.nodes if n in policy.puller.visits and n in policy.below)
+    read_here = {x: None for r in cascade for x in walk(r.body) if isinstance(x, Load)}
+    stored = _stored(policy, list(read_here), new_row, new_stream, renamed)
     return Recognised(
         c.node, atoms, cascade, final, {k: v for k, v in policy.puller.loads.items() if k in used},
-        batch, new_row, new_stream, new_columns, renamed, inside, c.softmax_like, tuple(leaks.items()),
+        batch, new_row, new_stream, new_columns, renamed, inside, c.softmax_like, tuple(leaks.items()), stored,
     )  # fmt: skip
+
+
+def _stored(policy: _Pull, loads: list[Load], row: Var, stream: Var, extents: Mapping[Var, Expr]) -> tuple[Stored, ...]:
+    """Of the tensors that are read for each row and stream position, those that the graph computes."""
+    found: dict[Node, Stored] = {}
+    context = policy.context
+    for x in loads:
+        node = source = policy.puller.loads[x.tensor]
+        while source.op in (*VIEWS, "cast"):
+            source = source.inputs[0]
+        unknown = context.settings.unknown.get(source)
+        given = (source.op == "input" and unknown is None) or source.op == "constant"
+        if not given and of_pairs(node, x.index, frozenset((row,)), stream, extents):
+            why = policy.stored.get(node, "it is computed in float64" if source in context.pure else "")
+            found[node] = Stored(node, unknown or why)
+    return tuple(found.values())
 
 
 def _var(e: Expr) -> Var:
@@ -727,4 +857,4 @@ def _length(e: Expr) -> int:
     return int(e.value) if isinstance(e, Const) else 1 << 40
 
 
-__all__ = ["Exit", "Recognised", "Refused", "Settings", "recognise"]
+__all__ = ["Exit", "Recognised", "Refused", "Settings", "Stored", "recognise"]

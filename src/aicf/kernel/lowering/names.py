@@ -111,26 +111,27 @@ class Names:
 
         return transform(self._inside(e), rename)
 
+    def _clamped(self, x: Load) -> Load:
+        """`x` read at the nearest place inside of its tensor."""
+        source = self.found.loads.get(x.tensor)
+        if source is None:
+            return x
+        at: list[Expr] = []
+        for i, dim in zip(x.index, source.type.shape, strict=True):
+            within = isinstance(i, Const) or (isinstance(i, Var) and self.found.extents.get(i) is dim)
+            last = call("sub", dim, integer_const(1))
+            at.append(i if within else call("max", integer_const(0), call("min", i, last)))
+        return load(x.tensor, tuple(at), x.dtype)
+
     def _inside(self, e: Expr) -> Expr:
         """`e` with the elements that a selection guards read inside their tensor also where they are not selected: the parts of a
         concatenation, `where(j < 2, A[j], B[j - 2])`, are both read at every j."""
-
-        def clamped(x: Load) -> Load:
-            source = self.found.loads.get(x.tensor)
-            if source is None:
-                return x
-            at: list[Expr] = []
-            for i, dim in zip(x.index, source.type.shape, strict=True):
-                within = isinstance(i, Const) or (isinstance(i, Var) and self.found.extents.get(i) is dim)
-                last = call("sub", dim, integer_const(1))
-                at.append(i if within else call("max", integer_const(0), call("min", i, last)))
-            return load(x.tensor, tuple(at), x.dtype)
 
         def guard(x: Expr) -> Expr | None:
             if not (isinstance(x, Call) and x.fn == "where" and variables(x.args[0])):
                 return None
             put: dict[Expr, Expr] = {
-                y: clamped(y) for side in x.args[1:] for y in walk(side)
+                y: self._clamped(y) for side in x.args[1:] for y in walk(side)
                 if isinstance(y, Load) and variables(x.args[0]) & {v for i in y.index for v in variables(i)}
             }  # fmt: skip
             if all(a is b for a, b in put.items()):
@@ -289,7 +290,9 @@ class Names:
             shape = (*(v.extent for v in outer), *counts)
             self.params.append(TensorParam(r.param, r.value.dtype, shape, "scratch", len(shape) - 1))
             axes = tuple(v.name for v in r.axes)
-            out.append(Summary(r.param, "min" if r.op == "min" else "max", axes, outer, self.put(r.value)))
+            # A value is looked at without the condition that selects it; elements that are never selected only widen the bounds.
+            value = transform(r.value, lambda x: self._clamped(x) if isinstance(x, Load) else None)
+            out.append(Summary(r.param, "min" if r.op == "min" else "max", axes, outer, self.put(value)))
         return tuple(out)
 
     def free_sizes(self, body: tuple[Parallel, ...], summaries: Iterable[Summary]) -> list[str]:
