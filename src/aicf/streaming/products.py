@@ -56,7 +56,7 @@ def making(node: Node, at: At, c: Candidate, extents: Mapping[Var, Expr]) -> Mak
     made = Making()
     few: set[Var] = set()
     seen: set[tuple[Node, At]] = set()
-    stack = [(node, at)]
+    stack, top = [(node, at)], node
     while stack and not made.problem:
         node, at = stack.pop()
         if (node, at) in seen:
@@ -65,7 +65,8 @@ def making(node: Node, at: At, c: Candidate, extents: Mapping[Var, Expr]) -> Mak
         here = step(node, at, extents)
         if here is None:
             if free(at) & few:
-                made.problem = f"it sums over what {node.name} holds for each pair"
+                given = of_pairs(node, at, c.rows, c.stream, extents)
+                made.problem = f"it sums over what {node.name} holds for each pair" if given else _shifted(top)
             continue
         summed = contraction(node, at, dict(extents))
         if summed is not None and _is_product(summed.operands, c):
@@ -89,9 +90,13 @@ def _called(node: Node) -> str:
     return node.name if node.name.startswith(node.op) else f"{node.op} {node.name}"
 
 
+def _shifted(node: Node) -> str:
+    return f"{_called(node)} is read at places that shift from row to row, so that it is no product of a row and a position"
+
+
 def _long_sum(node: Node, terms: Expr, read: list[At], c: Candidate) -> str:
     if len(read) > 1 and all(two_axis(own, (c.stream,), c.rows) for own in read):
-        return f"{_called(node)} is read at places that shift from row to row, so that it is no product of a row and a position"
+        return _shifted(node)
     return f"{_called(node)} sums over {show(terms)} positions for each pair"
 
 
