@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from aicf.mcir.passes.streaming_lowering import Tiling, tiling
-from aicf.scalar import BYTES, Call, Expr, Load, Var, evaluate, integer, is_float, variables, walk
+from aicf.scalar import BYTES, Call, Expr, Load, Var, evaluate, fingerprint, integer, is_float, unknown, variables, walk
 from aicf.schedule.cost import choose, should_fuse
 from aicf.schedule.problem import Problem
 from aicf.schedule.schedule import Schedule
 from aicf.schedule.target import CpuTarget, Target, host_target, named_target
 from aicf.semantic.types import product
 from aicf.streaming.recognise import Recognised
-from aicf.streaming.stream_program import StreamProgram, program_text
+from aicf.streaming.stream_program import StreamProgram
 
 ASSUMED = 1024  # the value of a size symbol of which nothing is known
 # What is hidden by a mask that compares tensors of the rows with tensors of the keys (documents), of which nothing is known: most
@@ -80,13 +79,24 @@ def decide(
 
 
 def meaning_of(found: Recognised, program: StreamProgram) -> str:
-    """What is computed, whatever its tensors are called: the program's text with the tensors numbered as they appear."""
+    """What is computed, whatever its tensors are called: a hash of the program, its tensors numbered as they appear."""
     names: dict[str, str] = {}
+    for e in _expressions(program):
+        for x in unknown(e, ()):
+            if isinstance(x, Load) and x.tensor in found.loads:
+                names.setdefault(x.tensor, f"tensor {len(names)}")
+    return fingerprint(program, names=names)
 
-    def numbered(match: re.Match[str]) -> str:
-        return names.setdefault(match[0], f"tensor{len(names)}") if match[0] in found.loads else match[0]
 
-    return re.sub(r"\w+", numbered, program_text(program))
+def _expressions(program: StreamProgram) -> Iterator[Expr]:
+    """All expressions of a program, in its order."""
+    for b in program.bases:
+        yield from (b.body, *([] if b.init is None else [b.init]))
+    for s in program.sums:
+        shift = s.shift.distance if s.shift is not None else None
+        yield from (e for e in (s.body, s.weight, s.value, s.scale, shift) if e is not None)
+        yield from (e for _, e in s.stabilisers)
+    yield from program.finalize.values()
 
 
 def _tuned(problem: Problem, machine: Target, best: Measured) -> Schedule:

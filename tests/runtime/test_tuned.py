@@ -116,4 +116,4 @@ def test_meaning_does_not_depend_on_names():
         assert region is not None
         return meaning_of(semantics(region), derived(semantics(region)))
 
-    assert meaning("") == meaning("layer_7_") and "tensor0[" in meaning("")
+    assert meaning("") == meaning("layer_7_")

@@ -161,7 +161,7 @@ def test_exponential_of_twice_the_scores_shares_the_maximum() -> None:
     got = program(ACCEPTED["sum of squared probabilities"], c=r("c"))
     (power,) = [s for s in got.sums if s.name == "G_c"]
     assert show(power.body) == "exp(2.0 * (s - ref_m))"
-    assert show(power.stabilisers[0][1]) == "2.0"
+    assert show(power.stabilisers[0][1]) == "f64(2.0)"
 
 
 def sink_cascade() -> tuple[Cascade, X]:
@@ -188,7 +188,7 @@ def test_a_sink_starts_the_maximum() -> None:
 
 def test_the_second_maximum_is_exactly_zero() -> None:
     got = program([reduction("m", "max", S), reduction("m2", "max", S - r("m"))], m2=r("m2"))
-    assert show(got.finalize["m2"]) == "0.0" and got.bases == ()
+    assert show(got.finalize["m2"]) == "f64(0.0)" and got.bases == ()
 
 
 def test_a_sink_far_above_the_scores_does_not_overflow() -> None:
@@ -206,7 +206,7 @@ def test_softmax_off_by_one_starts_its_maximum_at_zero() -> None:
         [reduction("m", "max", S), reduction("l", "sum", e), reduction("o", "sum", e / (r("l") + exp(-top)) * V)], o=r("o")
     )
     (base,) = got.bases
-    assert base.init is not None and show(base.init) == "0.0" and base.gauge_free
+    assert base.init is not None and show(base.init) == "f64(0.0)" and base.gauge_free
 
 
 def test_two_maxima_joined_bound_both_streams() -> None:

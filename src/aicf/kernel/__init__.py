@@ -1,6 +1,7 @@
 """Kernel IR: a small closed language of tile statements over named memory spaces."""
 
 from aicf.kernel.capacity import check_capacity, live_tiles, tile_bytes
+from aicf.kernel.fingerprint import kernel_fingerprint
 from aicf.kernel.interpreter import allocate, run_kernel
 from aicf.kernel.ir import (
     Axis,
@@ -35,6 +36,6 @@ from aicf.kernel.verifier import KernelError, check_kernel, verify_kernel
 __all__ = [
     "Axis", "Contract", "Fill", "Kernel", "KernelError", "LoadTile", "Loop", "Map", "Parallel", "Phase", "Reduce", "Retry",
     "Rows", "ScalarParam", "Stmt", "StoreTile", "Stream", "Summary", "TensorParam", "Tile", "Trace", "allocate", "bodies",
-    "check_capacity", "check_kernel", "inner", "live_tiles", "print_kernel", "print_statement", "reads", "run_kernel",
-    "statements", "tile_bytes", "verify_kernel", "written",
+    "check_capacity", "check_kernel", "inner", "kernel_fingerprint", "live_tiles", "print_kernel", "print_statement", "reads",
+    "run_kernel", "statements", "tile_bytes", "verify_kernel", "written",
 ]  # fmt: skip

@@ -1,9 +1,8 @@
 """The cache on disk: object code by what it was made from, and tuned schedules by what they are for.
 
-A key is a hash of the kernel's text, the target and the versions of everything that took part in making the code. A file
-holds a magic
-line, the hash of its content and the content; what does not check is rebuilt, never trusted. Files appear by an atomic
-rename, so any number of processes may fill one cache at once. `eviction` keeps it below its limit.
+A key is a hash of the kernel's structure, the target, and the sources and versions of everything that took part in making the
+code. A file holds a magic line, the hash of its content and the content; what does not check is rebuilt, never trusted. Files
+appear by an atomic rename, so any number of processes may fill one cache at once. `eviction` keeps it below its limit.
 """
 
 from __future__ import annotations

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
-from dataclasses import replace
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from aicf.backends import llvm
-from aicf.kernel import Kernel, print_kernel
+from aicf.kernel import Kernel, kernel_fingerprint
 from aicf.runtime.cache import key_of, read, write
+from aicf.runtime.emitters import emitter
+from aicf.scalar import fingerprint
 
 _BUILT: dict[str, Any] = {}
 _LOCK = threading.Lock()
@@ -26,31 +23,14 @@ class Counts:
     reused = 0
 
 
-@cache
-def _versions() -> str:
-    found: list[str] = []
-    for name in ("aicf", "llvmlite"):
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            found.append(f"{name} unknown")
-    return ", ".join(found) + ", " + _sources()
-
-
-def _sources() -> str:
-    """A hash of the emitter itself: an object made by other code is stale, whatever its version says."""
-    h = hashlib.sha256()
-    for file in sorted(Path(llvm.__file__).parent.rglob("*.py")):
-        h.update(file.read_bytes())
-    return h.hexdigest()[:16]
+def native_key(kernel: Kernel, target: llvm.Target) -> str:
+    """What an object is kept under: all that its code depends on."""
+    return key_of(kernel_fingerprint(kernel), fingerprint(target), emitter("llvm", ("llvmlite",)), llvm.llvm_version())
 
 
 def build_native(kernel: Kernel) -> Any:
-    """The compiled kernel for the processor of this process. Kernels of the same text are built once, whatever they came from."""
-    target = llvm.host_target()
-    # Header lines say where a kernel came from; code does not depend on them.
-    text = print_kernel(replace(kernel, header=()))
-    key = key_of(text, target.triple, target.cpu, target.features, _versions())
+    """The compiled kernel for the processor of this process. Equal kernels are built once, whatever they came from."""
+    key = native_key(kernel, llvm.host_target())
     found = _BUILT.get(key)
     if found is not None:
         Counts.reused += 1

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aicf.runtime.cache import key_of, read, write
+from aicf.scalar import fingerprint
 from aicf.schedule import CpuTarget, Problem, Schedule, Target
 
 KIND = "schedule"
@@ -53,4 +54,4 @@ def find(problem: Problem, target: Target, meaning: str) -> Tuned | None:
 def _key(problem: Problem, target: Target, meaning: str) -> str:
     # The clock is what it happens to be where the system tells no other: it does not make another machine.
     machine = replace(target, ghz=None) if isinstance(target, CpuTarget) else target
-    return key_of("tuned", repr(machine), problem.shape_class, meaning)
+    return key_of("tuned", fingerprint(machine), problem.shape_class, meaning)

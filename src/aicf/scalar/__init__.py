@@ -24,12 +24,16 @@ from aicf.scalar.expr import (
     reduce,
     show,
     size,
+    spell,
+    unknown,
     var,
     variables,
     walk,
 )
 from aicf.scalar.functions import FUNCTIONS, Function
+from aicf.scalar.identity import digest, exact, fingerprint
 from aicf.scalar.integers import affine, bounds, extents, poly
+from aicf.scalar.parse import ParseError, parse_expr, parse_prefix
 
 __all__ = [
     "BYTES",
@@ -42,6 +46,7 @@ __all__ = [
     "Expr",
     "Function",
     "Load",
+    "ParseError",
     "Reduce",
     "ReduceOp",
     "Var",
@@ -51,8 +56,11 @@ __all__ = [
     "cast",
     "children",
     "const",
+    "digest",
     "evaluate",
+    "exact",
     "extents",
+    "fingerprint",
     "index",
     "integer",
     "integer_const",
@@ -62,6 +70,8 @@ __all__ = [
     "load",
     "number",
     "numpy_dtype",
+    "parse_expr",
+    "parse_prefix",
     "poly",
     "promote",
     "rebuild",
@@ -69,8 +79,10 @@ __all__ = [
     "round_to",
     "show",
     "size",
+    "spell",
     "substitute",
     "transform",
+    "unknown",
     "var",
     "variables",
     "walk",

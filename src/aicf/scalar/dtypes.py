@@ -44,6 +44,13 @@ def is_int(dtype: DType) -> bool:
     return dtype in ("u8", "i8", "i16", "i32", "i64")
 
 
+def wrapped(value: int, dtype: DType) -> int:
+    """`value` as an integer of `dtype` holds it: the lowest bits, in two's complement."""
+    width = 8 * BYTES[dtype]
+    low = value & ((1 << width) - 1)
+    return low - (1 << width) if dtype != "u8" and low >> (width - 1) else low
+
+
 def promote(a: DType, b: DType) -> DType:
     """The common type of two operands, by category first and width second, as PyTorch and NumPy tensors promote."""
     if a == b:

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
 
-from aicf.scalar.expr import Call, Const, Expr, Var, integer_const, raw, show, variables
+from aicf.scalar.expr import TREE, Call, Const, Expr, Var, integer_const, raw, show, variables, weight
+from aicf.scalar.identity import digest
 
 Monomial = tuple[Expr, ...]
 Poly = dict[Monomial, int]
@@ -36,10 +37,10 @@ _TEXTS: dict[Expr, str] = {}
 
 
 def _order(e: Expr) -> str:
-    """What atoms are ordered by: their text, made once."""
+    """What atoms are ordered by: their text, made once; of large ones their hash, behind all others."""
     found = _TEXTS.get(e)
     if found is None:
-        found = _TEXTS[e] = show(e)
+        found = _TEXTS[e] = show(e) if weight(e) <= TREE else f"~{digest(e).hex()}"
     return found
 
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from aicf.scalar import exact
 from aicf.semantic.graph import Node
 
 Key = tuple[object, ...]
@@ -27,17 +26,10 @@ def key_of(op: str, inputs: tuple[Node, ...], attrs: Mapping[str, Any]) -> Key |
     """What two nodes have in common when they compute the same; None for nodes that are never shared."""
     if op in DISTINCT:
         return None
-    parts: list[object] = [op, *inputs]
-    for name in sorted(attrs):
-        value = attrs[name]
-        if isinstance(value, np.ndarray):
-            value = (value.dtype.str, value.shape, value.tobytes())
-        try:
-            hash(value)
-        except TypeError:
-            return None
-        parts += [name, value]
-    return tuple(parts)
+    try:
+        return (op, *inputs, *((name, exact(attrs[name])) for name in sorted(attrs)))
+    except TypeError:
+        return None
 
 
 def folded(op: str, inputs: tuple[Node, ...], attrs: Mapping[str, Any]) -> tuple[tuple[Node, ...], Mapping[str, Any]] | Node:

@@ -100,10 +100,20 @@ def _constant_type(types: Types, attrs: Attrs) -> TensorType:
 
 def _constant_meaning(types: Types, attrs: Attrs, out: TensorType, at: At, r: Reader) -> Expr:
     value = np.asarray(attrs["value"])
-    first = value.reshape(-1)[0].item() if value.size else 0
-    if (value.size and (value == first).all()) or value.size == 1:
-        return const(first, out.dtype)
+    if value.size and uniform(value):
+        return const(value.reshape(-1)[0].item(), out.dtype)
     raise NotUniform
+
+
+def uniform(value: Any) -> bool:
+    """Whether all elements are the same, bit by bit: 0.0 and -0.0 are two numbers, and NaNs are alike."""
+    flat = np.asarray(value).reshape(-1)
+    first = flat[0]
+    if first != first:
+        return bool((flat != flat).all())
+    if not (flat == first).all():
+        return False
+    return flat.dtype.kind != "f" or bool((np.signbit(flat) == np.signbit(first)).all())
 
 
 class NotUniform(Exception):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aicf.scalar import Call, Const, Load, Reduce, Var, number, show
+from aicf.scalar import Call, Const, DType, Load, Reduce, Var, number, show
 from aicf.semantic.graph import Graph, Node
 
 
@@ -20,7 +20,8 @@ def print_graph(graph: Graph, *, locations: bool = False) -> str:
 
 def print_node(node: Node, *, locations: bool = False) -> str:
     """One node as a line."""
-    attrs = ", ".join(f"{k}={_attr(v)}" for k, v in node.attrs.items() if k not in ("type",))
+    own = node.type.dtype if node.op == "scalar" else None  # the line ends with the type of its number
+    attrs = ", ".join(f"{k}={_attr(v, own)}" for k, v in node.attrs.items() if k not in ("type",))
     text = f"%{node.name} = {node.op}({', '.join('%' + i.name for i in node.inputs)})"
     text += f" {{{attrs}}}" if attrs else ""
     text += f" : {node.type}"
@@ -29,10 +30,10 @@ def print_node(node: Node, *, locations: bool = False) -> str:
     return text
 
 
-def _attr(v: Any) -> str:
+def _attr(v: Any, among: DType | None = None) -> str:
     match v:
         case Const() | Var() | Load() | Call() | Reduce():
-            return show(v)
+            return show(v, among=among)
         case tuple() | list():
             return "[" + ", ".join(_attr(x) for x in v) + "]"
         case np.ndarray():

@@ -77,6 +77,11 @@ def host_target() -> Target:
     return target_of(llvm.get_default_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
 
 
+def llvm_version() -> str:
+    """The LLVM that makes the code: llvmlite can be built with several."""
+    return ".".join(map(str, llvm.llvm_version_info))
+
+
 def target_of(triple: str, cpu: str, features: str) -> Target:
     """A target by LLVM's names."""
     lanes, registers = vector_shape(triple, features)

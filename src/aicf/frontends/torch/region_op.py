@@ -8,22 +8,20 @@ kept on disk means the same region in the next process, or misses.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from aicf.backends.triton.launch import interpreting
 from aicf.driver import RegionResult
-from aicf.kernel import print_kernel
+from aicf.kernel import kernel_fingerprint
 from aicf.runtime.device import DeviceExecutable
 from aicf.runtime.executable import ArrayRef, Executable
-from aicf.scalar import Const, DType, show, variables
-from aicf.semantic import Node, print_node
+from aicf.scalar import Const, DType, fingerprint, show, variables
+from aicf.semantic import Node
 
 from .layouts import Order
 from .symbols import TORCH_DTYPE
@@ -76,20 +74,14 @@ def register(result: RegionResult, orders: Sequence[Order]) -> int:
 
 
 def _content(result: RegionResult, executable: Executable, orders: Sequence[Order]) -> int:
-    """A hash of all that decides what a call does: the meaning, and the kernel and machine that options have led to."""
-    text = hashlib.sha256()
-    for node in result.nodes:
-        text.update(print_node(node).encode())
-        value = node.attrs.get("value")
-        if isinstance(value, np.ndarray):
-            text.update(value.tobytes())
-    for node in (*result.inputs, *result.outputs):
-        text.update(f"{node.name}: {node.type};".encode())
-    text.update(f"{result.schedule!r} {result.size_names} {[*orders]}".encode())
-    text.update(print_kernel(replace(executable.kernel, header=())).encode())
-    if isinstance(executable, DeviceExecutable):
-        text.update(repr(executable.machine).encode())
-    return int(text.hexdigest()[:15], 16)
+    """A hash of all that decides what a call does: the meaning, and the kernel, machine and threads that options have led to."""
+    nodes = [(n.name, n.op, [x.name for x in n.inputs], n.attrs, n.type) for n in result.nodes]
+    ends = [[(n.name, n.type) for n in own] for own in (result.inputs, result.outputs)]
+    machine = executable.machine if isinstance(executable, DeviceExecutable) else None
+    binding = executable.binding
+    bound = [[(name, n.name) for name, n in own.items()] for own in (binding.inputs, binding.outputs)]
+    built = (kernel_fingerprint(executable.kernel), bound, binding.sizes, executable.schedule, executable.threads, machine)
+    return int(fingerprint(nodes, ends, result.size_names, orders, *built)[:15], 16)
 
 
 def _place(node: Node, names: Sequence[str], order: Order) -> Place:

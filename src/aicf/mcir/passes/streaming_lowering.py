@@ -389,7 +389,7 @@ class Held:
 
 
 def _base_text(b: Base) -> str:
-    start = show(b.init) if b.init is not None else "-inf" if b.op == "max" else "inf"
+    start = show(b.init, among=b.dtype) if b.init is not None else "-inf" if b.op == "max" else "inf"
     return f"running {b.op} of {show(b.body)}, from {start}"
 
 
