@@ -10,7 +10,7 @@ import numpy as np
 
 from aicf.mcir.passes.streaming_lowering import Tiling, tiling
 from aicf.scalar import BYTES, Call, Expr, Load, Var, evaluate, fingerprint, integer, is_float, unknown, variables, walk
-from aicf.schedule.cost import choose, should_fuse
+from aicf.schedule.cost import Prediction, choose, predict
 from aicf.schedule.problem import Problem
 from aicf.schedule.schedule import Schedule
 from aicf.schedule.target import CpuTarget, Target, host_target, named_target
@@ -53,6 +53,7 @@ class Decision:
     reason: str
     problem: Problem
     meaning: str
+    prediction: Prediction
 
 
 def decide(
@@ -69,13 +70,14 @@ def decide(
     workers = threads or getattr(machine, "cores", 1)
     problem = problem_of(found, program, workers, hints)
     # What is only assumed to be skipped chooses tiles, but is no reason to stream. On a GPU small tiles cost much more.
-    sure = replace(problem, skipped=0.0, edges=0, ended=0) if _assumed(found, tiling(found, program, 32, 32)) else problem
+    uncertain = _assumed(found, tiling(found, program, 32, 32)) is not None
+    sure = replace(problem, skipped=0.0, edges=0, ended=0) if uncertain else problem
     problem = problem if isinstance(machine, CpuTarget) else sure
     meaning = meaning_of(found, program)
     best = None if fixed else measured(problem, machine, meaning)
     schedule = choose(problem, machine, fixed) if best is None else _tuned(problem, machine, best)
-    fuse, reason = should_fuse(sure, machine, schedule)
-    return Decision(schedule, fuse, reason, problem, meaning)
+    prediction = predict(sure, machine, schedule, of_all=uncertain)
+    return Decision(schedule, prediction.fuse, str(prediction), problem, meaning, prediction)
 
 
 def meaning_of(found: Recognised, program: StreamProgram) -> str:

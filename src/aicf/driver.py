@@ -38,6 +38,7 @@ from aicf.runtime.device import DeviceExecutable, gpu_builder
 from aicf.runtime.executable import ArrayRef, Executable, tile_counts
 from aicf.runtime.native import build_native
 from aicf.scalar import BYTES, Const, Expr, call, integer, integer_const, is_float, show, variables
+from aicf.schedule.cost import Prediction
 from aicf.schedule.schedule import Schedule, ScheduleError, partial
 from aicf.schedule.target import TARGETS, CpuTarget, GpuTarget, Target, named_target
 from aicf.semantic import Graph, Location, Node, print_node
@@ -120,8 +121,9 @@ class RegionResult:
     not. `unknown`: the size that is no number, but would have to be. `assumes`: what has to be so of the inputs for the result
     to be the source's, empty when nothing has. `tiles`: empty, partial and full tiles of a call, None when they depend on
     tensors that are not known; `of_call`: they do, and are those of a call that was explained. `decision`: what the cost model
-    was asked, and its answer. `stored`: tensors of the size of the scores that it reads all the same, since it cannot compute
-    them."""
+    was asked, and its answer; `prediction`: the numbers of that. `rows_end`: how many rows a block has that ends its keys by
+    itself inside of a partial tile; 0 where none does. `stored`: tensors of the size of the scores that it reads all the same,
+    since it cannot compute them."""
 
     status: Status
     reason: str
@@ -144,6 +146,13 @@ class RegionResult:
     unknown: Expr | None = None
     assumes: str = ""
     stored: tuple[StoredTensor, ...] = ()
+    prediction: Prediction | None = None
+    rows_end: int = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickled report keeps: all but what only lives in the process that compiled."""
+        gone = {"inputs": [], "outputs": [], "executable": None, "region": None, "decision": None, "nodes": (), "unknown": None}
+        return {**self.__dict__, **gone}
 
     def refuse(self, reason: str) -> None:
         """It does not stream after all: what was planned for it is no longer so."""
@@ -151,14 +160,17 @@ class RegionResult:
         self.executable = self.schedule = self.tiles = self.bytes_streamed = None
         self.assumes = self.specialised = ""
         self.stored = ()
+        self.rows_end = 0
 
     def dump(self, stage: str) -> str:
         """The region at one of STAGES. ValueError for another stage, for stages that a region that is not streamed never
         reached, and for those of another kind of target."""
         if stage not in STAGES:
             raise ValueError(f"no stage {stage!r}: the stages are {', '.join(STAGES)}")
-        if stage == "semantic":
+        if stage == "semantic" and self.nodes:
             return "\n".join(print_node(n, locations=True) for n in self.nodes) + "\n"
+        if self.status == "streamed" and self.executable is None:
+            raise ValueError(f"the {stage} of {self.name} was not saved with this report: dump it where the report is made")
         if self.region is None or self.executable is None:
             raise ValueError(f"{self.name} was {self.status} ({self.reason}), so there is no {stage} of it")
         if stage == "mcir":
@@ -174,12 +186,6 @@ class RegionResult:
             return self.executable.dump(stage)
         built = llvm.build(kernel)
         return built.llvm if stage == "llvm" else built.asm
-
-    def row_ends(self) -> int:
-        """How many rows a block has that ends its keys by itself inside of a partial tile; 0 where none does."""
-        if self.executable is None:
-            return 0
-        return max((s.step for s in statements(self.executable.kernel.body) if isinstance(s, Rows) and s.ends), default=0)
 
     def outline(self) -> str:
         """The MCIR outline of a streamed region."""
@@ -261,7 +267,7 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
         given = "the schedule that was given cannot be used here: " if options.schedule else ""
         result.reason = given + str(no)
         return result
-    result.schedule, result.decision = decision.schedule, decision
+    result.schedule, result.decision, result.prediction = decision.schedule, decision, decision.prediction
     if options.fuse == "auto" and not decision.fuse:
         result.status, result.reason = "declined", decision.reason
         return result
@@ -275,6 +281,7 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     result.outputs = list(executable.binding.outputs.values())
     result.size_names = executable.symbols
     result.bytes_streamed = working_bytes(executable.kernel) * decision.schedule.threads
+    result.rows_end = max((s.step for s in statements(executable.kernel.body) if isinstance(s, Rows) and s.ends), default=0)
     result.tiles = _static_tiles(executable, hints)
     result.specialised = _specialised(found)
     result.stored = tuple(_stored(s, hints) for s in found.stored)

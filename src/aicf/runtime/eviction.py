@@ -44,7 +44,7 @@ class Entry:
 
 
 def limit() -> int | None:
-    """The most bytes that the cache keeps: $AICF_CACHE_LIMIT (500M, 2G, a number of bytes), else 1 GiB. None: no limit ("none")."""
+    """The most bytes that the cache keeps: $AICF_CACHE_LIMIT ("500M", "2G", "12345"), else 1 GiB. None: no limit ("none")."""
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return DEFAULT

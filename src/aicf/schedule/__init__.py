@@ -1,6 +1,6 @@
 """Schedules: what machine, which tiles, where values live, in what order, how parallel, and why."""
 
-from aicf.schedule.cost import SPEC, choose, estimate, estimate_unfused, should_fuse
+from aicf.schedule.cost import SPEC, choose, estimate, estimate_unfused, predict
 from aicf.schedule.problem import Problem, kv_major_bytes, q_major_bytes
 from aicf.schedule.schedule import FIXED, VALUES, Schedule, ScheduleError, check, decisions, partial, with_threads
 from aicf.schedule.target import TARGETS, CpuTarget, GpuTarget, Target, describe, host_target, named_target
@@ -26,7 +26,7 @@ __all__ = [
     "kv_major_bytes",
     "named_target",
     "partial",
+    "predict",
     "q_major_bytes",
-    "should_fuse",
     "with_threads",
 ]

@@ -52,15 +52,38 @@ def estimate_unfused(problem: Problem, target: Target) -> float:
     return gpu.estimate_unfused(problem, target)
 
 
-def should_fuse(problem: Problem, target: Target, schedule: Schedule | None = None) -> tuple[bool, str]:
-    """Is streaming predicted to be at least as fast as the unfused graph? With the numbers that say so."""
+@dataclass(frozen=True)
+class Prediction:
+    """What the cost model expects of a call: seconds, and bytes moved between the processor and memory or the caches that cores
+    share, streamed and unfused. `of_all`: what the mask hides is not known before a call, and nothing of it is counted on."""
+
+    seconds: float
+    unfused_seconds: float
+    moved: int
+    unfused_moved: int
+    of_all: bool = False
+
+    @property
+    def fuse(self) -> bool:
+        return self.seconds <= self.unfused_seconds
+
+    def __str__(self) -> str:
+        given = " if the mask hides nothing" if self.of_all else ""
+        numbers = f"predicted to take {_time(self.seconds)}{given}, unfused {_time(self.unfused_seconds)}"
+        return numbers if self.fuse else f"{numbers}: not streamed"
+
+
+def predict(problem: Problem, target: Target, schedule: Schedule | None = None, of_all: bool = False) -> Prediction:
+    """What streaming `problem` under `schedule` (the best one when None) is expected to take, and the unfused graph."""
     chosen = choose(problem, target) if schedule is None else schedule
-    mine, theirs = estimate(problem, chosen, target), estimate_unfused(problem, target)
-    matrix = problem.items * problem.rows * problem.keys * problem.bytes
-    numbers = f"streaming is predicted to take {_time(mine)}, the unfused graph {_time(theirs)} (score matrix {_bytes(matrix)})"
-    if mine <= theirs:
-        return True, numbers
-    return False, f"{numbers}: not fused"
+    p = problem
+    each = q_major_bytes(p, chosen.tile_m) if chosen.order == "q_major" else kv_major_bytes(p, chosen.tile_n)
+    scores = cpu.score_traffic(p) if isinstance(target, CpuTarget) else gpu.score_traffic(p)
+    # The unfused products are taken to read their operands as often as rows in such tiles would.
+    unfused = scores + p.items * q_major_bytes(replace(p, skipped=0.0, edges=0, ended=0), chosen.tile_m)
+    return Prediction(
+        estimate(p, chosen, target), estimate_unfused(p, target), round(p.items * each), round(unfused), of_all
+    )  # fmt: skip
 
 
 def choose(problem: Problem, target: Target, fixed: Mapping[str, Any] | str | None = None) -> Schedule:
@@ -216,7 +239,7 @@ def _reasons(
         fits = "fits" if best.memory <= cpu.CACHE_SHARE * t.l2 else "is more than"
         told["working_set"] = (
             f"{_bytes(best.memory)} {fits} {cpu.CACHE_SHARE:g} of L2 ({share}); "
-            f"the smallest of those predicted within {EQUAL:.0%} of the fastest"
+            f"the smallest of the schedules within {EQUAL:.0%} of the fastest"
         )
         kept = 4 * s.tile_m * (p.value_width + p.states)
         if s.space("output_acc") == "shared":
@@ -258,7 +281,7 @@ def _reasons(
     )
     turned = min((o.seconds for o in options if o.schedule.order == "kv_major"), default=math.inf)
     if s.order == "q_major" and turned < best.seconds:
-        told["order"] += f"; kv_major needs memory for its state, and is taken from {KV_MAJOR_MARGIN:.0%} less on"
+        told["order"] += f"; kv_major needs scratch memory, so it is chosen only if it is at least {KV_MAJOR_MARGIN:.0%} faster"
     for name in given:
         told[name] = f"given{'; ' + told[name] if name in told else ''}"
     return tuple((name, told[name]) for name in sorted(told))
@@ -271,8 +294,7 @@ def _instruction(p: Problem, t: gpu.GpuTarget, s: Schedule) -> str:
 
 
 def _compare(best: _Option, options: list[_Option], field: str) -> str:
-    """The prediction, and that of the best schedules with other values of one decision, in the same order: up to two below and
-    two above."""
+    """What the best schedules with other values of one decision would take, in the same order: up to two below and two above."""
     by: dict[Any, float] = {}
     for o in options:
         if field != "order" and o.schedule.order != best.schedule.order:
@@ -283,8 +305,10 @@ def _compare(best: _Option, options: list[_Option], field: str) -> str:
     values = sorted(by, key=lambda v: (str(type(v)), v))
     at = values.index(mine)
     near = [v for v in values[max(0, at - 2) : at + 3] if v != mine]
-    others = ", ".join(f"{v}: {_time(by[v])}" for v in near)
-    return f"predicted {_time(best.seconds)}" + (f" ({others})" if others else " (nothing else is possible)")
+    first, *others = [f"{by[v] / best.seconds:.2f}x" for v in near] or [""]
+    if not first:
+        return "nothing else is possible"
+    return ", ".join([f"{near[0]} would take {first} as long", *(f"{v} {x}" for v, x in zip(near[1:], others, strict=True))])
 
 
 def _split_reason(p: Problem, best: _Option, options: list[_Option], units: int, enough: int, what: str) -> str:
@@ -298,7 +322,7 @@ def _time(seconds: float) -> str:
 
 
 def _bytes(count: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count:.0f} B"

@@ -260,6 +260,17 @@ def estimate(p: Problem, s: Schedule, t: CpuTarget) -> float:
     return cycles / hz + CALL_SECONDS * (2 if s.kv_split > 1 else 1)
 
 
+def _passes(p: Problem) -> int:
+    """How often the unfused graph moves its score matrix. The first product writes it, scale and every score op read and write
+    it, softmax reads it twice and writes it, the last product reads it. A write fetches the line first."""
+    return 2 + 3 * (1 + math.ceil(p.score_ops)) + 4 * p.exps + 1
+
+
+def score_traffic(p: Problem) -> float:
+    """Bytes of the score matrix that the unfused graph moves."""
+    return _passes(p) * p.items * p.rows * p.keys * p.bytes
+
+
 def estimate_unfused(p: Problem, t: CpuTarget) -> float:
     """Predicted seconds of the unfused graph: two matrix products and passes over the whole score matrix, op by op."""
     hz = (t.ghz or UNKNOWN_GHZ) * 1e9
@@ -271,15 +282,12 @@ def estimate_unfused(p: Problem, t: CpuTarget) -> float:
     waste = _up(p.rows, block.rows) / p.rows
     products = scores * (p.width + p.value_width) * waste / _rate(p, t) / n
     element = scores / width * (p.exps * EXP_CYCLES + (BASE_OPS + p.score_ops) * OP_CYCLES) / n
-    # The first product writes the matrix, scale and every score op read and write it, softmax reads it twice and writes it, the
-    # last product reads it. A write fetches the line first.
     ops = 1 + math.ceil(p.score_ops)
-    passes = 2 + 3 * ops + 4 * p.exps + 1
     matrix = scores * p.bytes
     rate = t.bytes_per_cycle_l3 if matrix <= CACHE_SHARE * t.l3 else _dram_rate(p, t)
     if matrix / n <= CACHE_SHARE * t.l2:
         rate = L2_BYTES
-    traffic = (passes * matrix) / rate / n
+    traffic = (_passes(p) * matrix) / rate / n
     operands = p.items * p.bytes * (p.rows + p.keys / p.groups) * (p.width + p.value_width) / _dram_rate(p, t) / n
     fresh = PAGE_SECONDS * (1 + ops + p.exps) * matrix / 4096 / n if matrix >= FRESH_BYTES else 0.0
     return (products + element + traffic + operands) / hz + fresh + (3 + ops) * OP_SECONDS

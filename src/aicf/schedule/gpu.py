@@ -226,6 +226,16 @@ def estimate(p: Problem, s: Schedule, t: GpuTarget) -> float:
     return seconds + LAUNCH_SECONDS
 
 
+def _passes(p: Problem) -> int:
+    """How often the unfused graph moves its score matrix: each op reads and writes it."""
+    return 2 + 2 * (1 + math.ceil(p.score_ops)) + 2 * p.exps
+
+
+def score_traffic(p: Problem) -> float:
+    """Bytes of the score matrix that the unfused graph moves."""
+    return _passes(p) * p.items * p.rows * p.keys * p.bytes
+
+
 def estimate_unfused(p: Problem, t: GpuTarget) -> float:
     """Predicted seconds of the unfused graph: two matrix products and passes over the score matrix in device memory, op by op."""
     clock = t.ghz * 1e9
@@ -233,10 +243,9 @@ def estimate_unfused(p: Problem, t: GpuTarget) -> float:
     flops = t.mma_flops if is_half(p.dtype) else t.fp32_flops
     waste = math.ceil(p.rows / MMA_ROWS) * MMA_ROWS / p.rows
     products = 2.0 * scores * (p.width + p.value_width) * waste / (flops * t.sms * clock)
-    passes = 2 + 2 * (1 + math.ceil(p.score_ops)) + 2 * p.exps
     rate = t.bandwidth if scores * p.bytes > t.l2 / 2 else t.l2_bandwidth
     operands = p.items * p.bytes * (p.rows + p.keys / p.groups) * (p.width + p.value_width) / t.bandwidth
     operands += scores * sum(p.score_loads) / rate
     element = scores * p.exps / (t.exps * t.sms * clock)
     ops = 4 + math.ceil(p.score_ops)
-    return products + passes * scores * p.bytes / rate + element + operands + ops * LAUNCH_SECONDS
+    return products + _passes(p) * scores * p.bytes / rate + element + operands + ops * LAUNCH_SECONDS

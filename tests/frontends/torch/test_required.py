@@ -209,10 +209,10 @@ def test_weights_that_are_summed_up_elsewhere_are_told(qkv: tuple[Tensor, ...]) 
 def test_memory_of_tiles_is_explained() -> None:
     small = tuple(torch.randn(1, 1, 16, 16) for _ in range(3))
     text = str(aicf.explain(attention, *small, options={"fuse": "always", "threads": 2}))
-    assert "the tiles of 2 threads take " in text and "more at these sizes, and no more at greater ones" in text
+    assert "of tiles after (2 threads): more than unfused at this size; it does not grow with length" in text
     large = tuple(torch.randn(1, 2, 512, 16) for _ in range(3))
     text = str(aicf.explain(attention, *large, options={"fuse": "always", "threads": 1}))
-    assert "the tiles of 1 thread take " in text and "more at these" not in text
+    assert "of tiles after (1 thread)\n" in text and "more than unfused" not in text
 
 
 # ------------------------------------------------------------------------------------------------ graphs that are left alone
