@@ -36,6 +36,7 @@ from . import hints
 from .breaks import is_cut
 from .counting import count_tiles
 from .devices import for_device
+from .equal_sizes import settle_equal_sizes
 from .locations import location_of, op_name
 from .raised import as_it_is
 from .reader import Reading, read
@@ -202,6 +203,7 @@ def _left(report: GraphReport) -> None:
 
 def _compiled(gm: Module, inputs: Sequence[Any], options: BackendOptions, report: GraphReport) -> tuple[Module, Reading]:
     traced = retrace(gm, inputs)
+    settle_equal_sizes(traced)
     reading = read(traced, [is_parameter(x) for x in inputs], strict=options.driver.strict)
     report.graph = reading.graph
     report.boundaries = [(node.name, why) for node, why in reading.boundaries.items()]

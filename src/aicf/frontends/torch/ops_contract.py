@@ -173,7 +173,7 @@ def attention(c: Context, q: Node, k: Node, v: Node, mask: Node | None, causal: 
     for halves, the scale is 1/sqrt(width) unless given."""
     b, dtype = c.b, q.type.dtype
     if grouped and q.type.rank >= 3:
-        k, v = (_repeat_heads(c, x, q) for x in (k, v))
+        k, v = (repeat_heads(c, x, q) for x in (k, v))
     if is_half(dtype):
         q, k, v = (b.cast(x, "f32") for x in (q, k, v))
     compute = q.type.dtype
@@ -182,7 +182,6 @@ def attention(c: Context, q: Node, k: Node, v: Node, mask: Node | None, causal: 
     factor = _root(c, q.type.shape[-1], compute) if scale is None else c.number(scale, compute)
     scores = b.op("mul", scores, factor)
     low = c.number(-math.inf, compute)
-
 
     def masked(keep: Node) -> Node:
         # PyTorch adds a mask of -inf: a NaN score stays one. Where all scores are finite a selection is the same.
@@ -210,7 +209,8 @@ def _root(c: Context, width: Expr, dtype: DType) -> Node:
     return c.b.scalar(cast(call("rsqrt", cast(width, "f64")), dtype))
 
 
-def _repeat_heads(c: Context, x: Node, q: Node) -> Node:
+def repeat_heads(c: Context, x: Node, q: Node) -> Node:
+    """`x` with each head as often, side by side, as `q` has heads for it."""
     heads, own = q.type.shape[-3], x.type.shape[-3]
     if heads is own:
         return x

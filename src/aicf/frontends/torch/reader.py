@@ -28,6 +28,7 @@ from aicf.semantic.whole import whole_contractions
 
 from . import ops_contract, ops_create, ops_elementwise, ops_index, ops_reduce, ops_views
 from .context import Args, Context, Given, Handler
+from .flex import FLEX, flex_attention
 from .locations import location_of, op_name
 from .symbols import Dims, Unreadable, from_symbolic, type_of
 
@@ -307,6 +308,8 @@ class _Reader:
 
     def _read_op(self, node: torch.fx.Node, value: Any) -> Any:
         target = node.target
+        if target is FLEX:
+            return self._flex(node, value)
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
             raise Unreadable(f"{op_name(node)} is not followed")
         packet, overload = target._schema.name.partition("::")[2], target._schema.overload_name
@@ -326,6 +329,31 @@ class _Reader:
         return [
             None if r is None or t is None else self._checked(r, t, node) for r, t in zip(result, self.c.out_types, strict=True)
         ]
+
+    def _flex(self, node: torch.fx.Node, value: Sequence[Any]) -> list[Node | None]:
+        types = [self._type_or_none(x) for x in value]
+        q, k, v, _, _, scale, _, *others = (None if n in (3, 4, 6) else self._value(x) for n, x in enumerate(node.args))
+        found = flex_attention(self.c, node, [q, k, v, scale, *others], self._inlined)
+        return [None if t is None or r is None else self._checked(r, t, node) for r, t in zip(found, types, strict=True)]
+
+    def _inlined(self, gm: torch.fx.GraphModule, values: Sequence[Any]) -> Any:
+        """The result of `gm` (ATen) called on `values`, as handlers see them. Raises Unreadable."""
+        given, outer = iter(values), self.c.fx
+        for node in gm.graph.nodes:
+            self.c.fx = node
+            value = node.meta.get("val")
+            if node.op == "placeholder":
+                self.env[node] = next(given)
+            elif node.op == "output":
+                self.c.fx = outer
+                return self._value(node.args[0])
+            elif node.op != "call_function":
+                raise Unreadable("a function that makes tensors of its own")
+            elif isinstance(value, torch.Tensor):
+                if written_by(node):
+                    raise Unreadable("a function that changes tensors in place")
+                self.env[node] = self._read_op(node, value)
+        raise AssertionError("a graph without an output")
 
     def _type_or_none(self, value: Any) -> TensorType | None:
         try:

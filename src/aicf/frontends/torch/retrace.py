@@ -22,6 +22,7 @@ from torch.fx.traceback import preserve_node_meta
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .decompose import TABLE
+from .flex import batch_mods
 from .locations import called_from, calling_line
 from .numbers import floats_as_tensors
 from .undisturbed import undisturbed
@@ -50,6 +51,7 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
     called_from(traced.graph, calling_line())
     _numbers_as_ops(traced, mode)
     floats_as_tensors(traced, mode)
+    batch_mods(traced, mode)
     if cast:
         _without_autocast(traced, cast)
     for old, new in zip(placeholders, [n for n in traced.graph.nodes if n.op == "placeholder"], strict=True):

@@ -1,0 +1,130 @@
+"""FlexAttention's call written out: its `score_mod` and `mask_mod` are plain graphs, read like everything else.
+
+    flex_attention(%q, %k, %v, score_mod, block_mask, scale)
+      ->  %scores = matmul(%q, permute(%k)) * scale            heads of %k and %v repeated for their groups
+          %kept = where(mask_mod(b, h, i, j), score_mod(%scores, b, h, i, j), -inf)
+          safe_softmax(%kept) %v,  logsumexp(%kept) / log(2),  max(%kept) / log(2)
+
+That is what PyTorch computes without a compiler (`torch._higher_order_ops.flex_attention.math_attention`), where the blocks of a
+BlockMask say nothing that its `mask_mod` does not say. A BlockMask made by hand, without one, is not taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.nn.attention import flex_attention as library
+
+from aicf.scalar import is_half
+from aicf.semantic import Node
+
+from .context import Context
+from .ops_contract import repeat_heads
+from .ops_reduce import safe_softmax
+from .symbols import Unreadable
+
+FLEX: Any = torch.ops.higher_order.flex_attention
+Inline = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
+_BATCHED = "flex"  # where a node keeps its score_mod and mask_mod, of whole tensors
+_vmap: Any = library._vmap_for_bhqkv  # pyright: ignore[reportPrivateUsage]
+
+
+def batch_mods(traced: torch.fx.GraphModule, mode: FakeTensorMode) -> None:
+    """Enters, with each FlexAttention of `traced`, its score_mod and mask_mod as ATen graphs over all scores at once: (scores, b,
+    h, i, j, tensors of the program) and the same without scores."""
+    for node in traced.graph.nodes:
+        if node.op == "call_function" and node.target is FLEX:
+            try:
+                node.meta[_BATCHED] = _batched(traced, mode, node)
+            except Exception as e:  # the call runs as PyTorch runs it
+                first = str(e).strip().splitlines()[:1]
+                node.meta[_BATCHED] = f"its score_mod or mask_mod is not understood ({': '.join([type(e).__name__, *first])})"
+
+
+def _batched(traced: torch.fx.GraphModule, mode: FakeTensorMode, node: torch.fx.Node) -> tuple[Any, Any]:
+    q, k, _, score_mod, block_mask, _, _, score_others, mask_others = node.args
+    b, h, n = (q.meta["val"].shape[x] for x in (0, 1, 2))  # type: ignore[union-attr]
+    m = k.meta["val"].shape[2]  # type: ignore[union-attr]
+    with mode:
+        scores = torch.empty(b, h, n, m)
+        places = [torch.arange(x) for x in (b, h, n, m)]
+    made: list[torch.fx.GraphModule] = []
+    for mod, prefix, first, others in (
+        (score_mod, (0,), [scores], score_others),
+        (cast(Any, block_mask)[-1], (), [], mask_others),
+    ):
+        held = [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in cast(Any, others)]
+        whole = _vmap(_attribute(traced, mod), prefix=prefix, suffix=(None,) * len(held))
+        with mode, TransformGetItemToIndex():
+            made.append(make_fx(lambda *args, whole=whole: whole(*args))(*first, *places, *held))
+        made[-1].graph.eliminate_dead_code()
+    return made[0], made[1]
+
+
+def _attribute(traced: torch.fx.GraphModule, node: Any) -> torch.fx.GraphModule:
+    return getattr(traced, str(node.target))
+
+
+def flex_attention(c: Context, node: torch.fx.Node, arguments: Sequence[Any], inline: Inline) -> list[Node | None]:
+    """The three results of a FlexAttention: the values, log-sum-exp and maximum of each row's scores, both in base 2. `arguments`:
+    q, k, v, the scale, the other tensors of score_mod, those of mask_mod; `inline` reads a graph. Raises Unreadable."""
+    mods = node.meta.get(_BATCHED, "its score_mod and mask_mod are not known")
+    if isinstance(mods, str):
+        raise Unreadable(f"flex_attention: {mods}")
+    q, k, v, scale, score_others, mask_others = arguments
+    score_mod, mask_mod = mods
+    if q.type.dtype == "f64":
+        raise Unreadable("flex_attention in float64")
+    b, dtype = c.b, q.type.dtype
+    hides = not _keeps_all(mask_mod)
+    if not hides and _has_blocks(node):
+        raise Unreadable(
+            "a BlockMask without a mask_mod, whose hidden blocks only its indices say: make it with create_block_mask, or give "
+            "from_kv_blocks its mask_mod"
+        )
+    k, v = (repeat_heads(c, x, q) for x in (k, v))
+    if is_half(dtype):
+        q, k, v = (b.cast(x, "f32") for x in (q, k, v))
+    scores = b.op("mul", b.op("matmul", q, b.permute(k, (0, 1, 3, 2))), c.number(scale, "f32"))
+    places = [b.iota(d) for d in scores.type.shape]
+    kept = inline(score_mod, [scores, *places, *score_others])
+    if not isinstance(kept, Node) or kept.type.dtype != "f32":
+        raise Unreadable(f"flex_attention whose score_mod gives {kept.type if isinstance(kept, Node) else kept}")
+    kept = b.expand(kept, scores.type.shape)
+    if hides:
+        keep = inline(mask_mod, [*places, *mask_others])
+        if not isinstance(keep, Node) or keep.type.dtype != "bool":
+            raise Unreadable("flex_attention whose mask_mod gives no truth values")
+        kept = b.op("where", keep, kept, c.number(-math.inf, "f32"))
+    values = b.cast(b.op("matmul", safe_softmax(c, kept, 3), v), dtype)
+    in_base_2 = c.number(math.log(2), "f32")
+    total = b.op("div", b.op("logsumexp", kept, axis=3, keepdims=False), in_base_2)
+    top = b.op("div", b.reduce("max", kept, (3,)), in_base_2)
+    return [values, total, top]
+
+
+def _keeps_all(mask_mod: torch.fx.GraphModule) -> bool:
+    """Whether a mask_mod is True everywhere (`noop_mask`): nothing but ones is made in it."""
+    aten = torch.ops.aten
+    calls = [n for n in mask_mod.graph.nodes if n.op == "call_function" and isinstance(n.meta.get("val"), torch.Tensor)]
+    ones = (aten.ones.default, aten.new_ones.default, aten.full.default, aten.new_full.default)
+    views = (aten.expand.default, aten.view.default, aten.unsqueeze.default, aten._unsafe_view.default)
+    made = [n for n in calls if n.target in ones]
+    true = all(n.target in ones[:2] or n.args[-1] in (True, 1) for n in made)
+    return bool(made) and true and all(n.target in (*ones, *views) for n in calls)
+
+
+def _has_blocks(node: torch.fx.Node) -> bool:
+    """Whether a BlockMask was given, whose blocks are smaller than the scores; the one that stands for none has a single block."""
+    block_mask: Any = node.args[4]
+    lengths = [node.args[k].meta["val"].shape[2] for k in (0, 1)]  # type: ignore[union-attr]
+    sizes = [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in block_mask[-3:-1]]
+    return not all(statically_known_true(size >= n) for size, n in zip(sizes, lengths, strict=True))
+
