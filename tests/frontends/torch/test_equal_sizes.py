@@ -126,7 +126,7 @@ def test_ops_that_force_sizes_to_be_equal(attention: Callable[..., Tensor]) -> N
 def test_a_size_of_one_keeps_being_broadcast() -> None:
     fast = torch.compile(fused_mask, backend="aicf", options=OPTIONS)
     for n, m, rows in ((20, 30, 1), (21, 31, 21), (25, 28, 1)):
-        args = torch.randn(2, 2, n, 16), *torch.randn(2, 2, 2, m, 16), torch.randn(rows, m)
+        args: Any = torch.randn(2, 2, n, 16), *torch.randn(2, 2, 2, m, 16), torch.randn(rows, m)
         assert_contract(fast(*args), fused_mask(*args), fused_mask(*(x.double() for x in args)), "f32")
 
 

@@ -10,12 +10,13 @@ for it; dimensions of which one may be 1 are left alone where they are not equal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from .flex import FLEX
 from .ops_contract import parse_einsum
 from .symbols import Unreadable
 
@@ -33,12 +34,28 @@ _PRODUCTS = {
 def settle_equal_sizes(traced: torch.fx.GraphModule) -> None:
     """Guards every equality of sizes that an op of `traced` (ATen, with `meta["val"]`) forces and that is not known yet."""
     for node in traced.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
-            for a, b in _forced(node):
-                _settle(a, b)
-            for n in _heads_in_groups(node):
-                if isinstance(n, torch.SymInt) and n.node.has_hint():
-                    int(n)  # how many heads there are is part of a model, not of a call
+        if node.op != "call_function":
+            continue
+        if node.target is FLEX:
+            q, k, v = (x.shape for x in _tensors(node)[:3])
+            _settle_all([(k[2], v[2]), (q[3], k[3]), (k[1], v[1]), *_broadcast([q[:1], k[:1], v[:1]])])
+            _fix([q[1], k[1]])
+        elif isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
+            _settle_all(_forced(node))
+            _fix(_heads_in_groups(node))
+
+
+def _fix(heads: Iterable[Dim]) -> None:
+    """Guards for the numbers of heads of an attention in which several query heads share a key: they are part of a model, not of
+    a call."""
+    for n in heads:
+        if isinstance(n, torch.SymInt) and n.node.has_hint():
+            int(n)
+
+
+def _settle_all(pairs: Iterable[Pair]) -> None:
+    for a, b in pairs:
+        _settle(a, b)
 
 
 def _settle(a: Dim, b: Dim) -> None:

@@ -19,7 +19,6 @@ import torch
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.attention import flex_attention as library
 
 from aicf.scalar import is_half
@@ -32,8 +31,9 @@ from .symbols import Unreadable
 
 FLEX: Any = torch.ops.higher_order.flex_attention
 Inline = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
+WHOLE: int = library._LARGE_SPARSE_BLOCK_SIZE
 _BATCHED = "flex"  # where a node keeps its score_mod and mask_mod, of whole tensors
-_vmap: Any = library._vmap_for_bhqkv  # pyright: ignore[reportPrivateUsage]
+_vmap: Any = library._vmap_for_bhqkv
 
 
 def batch_mods(traced: torch.fx.GraphModule, mode: FakeTensorMode) -> None:
@@ -73,8 +73,10 @@ def _attribute(traced: torch.fx.GraphModule, node: Any) -> torch.fx.GraphModule:
 
 
 def flex_attention(c: Context, node: torch.fx.Node, arguments: Sequence[Any], inline: Inline) -> list[Node | None]:
-    """The three results of a FlexAttention: the values, log-sum-exp and maximum of each row's scores, both in base 2. `arguments`:
-    q, k, v, the scale, the other tensors of score_mod, those of mask_mod; `inline` reads a graph. Raises Unreadable."""
+    """The three results of a FlexAttention: the values, and log-sum-exp and maximum of each row's scores, in base 2.
+
+    `arguments`: q, k, v, the scale, the other tensors of score_mod, those of mask_mod; `inline` reads a graph. Raises Unreadable.
+    """
     mods = node.meta.get(_BATCHED, "its score_mod and mask_mod are not known")
     if isinstance(mods, str):
         raise Unreadable(f"flex_attention: {mods}")
@@ -122,9 +124,6 @@ def _keeps_all(mask_mod: torch.fx.GraphModule) -> bool:
 
 
 def _has_blocks(node: torch.fx.Node) -> bool:
-    """Whether a BlockMask was given, whose blocks are smaller than the scores; the one that stands for none has a single block."""
+    """Whether a BlockMask was given; the one that stands for none has a single block of any length."""
     block_mask: Any = node.args[4]
-    lengths = [node.args[k].meta["val"].shape[2] for k in (0, 1)]  # type: ignore[union-attr]
-    sizes = [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in block_mask[-3:-1]]
-    return not all(statically_known_true(size >= n) for size, n in zip(sizes, lengths, strict=True))
-
+    return not all(isinstance(size, int) and size >= WHOLE for size in block_mask[-3:-1])

@@ -426,7 +426,7 @@ def _promoted(c: Context, a: Args) -> Node:
     dtype = a.get("dtype")
     if isinstance(dtype, torch.dtype) and dtype not in DTYPE_OF:
         raise Unreadable(f"element type {dtype} is not supported")
-    return c.b.cast(a.first(), DTYPE_OF[dtype] if dtype is not None else c.out.dtype)
+    return c.operand(a.first(), DTYPE_OF[dtype] if dtype is not None else c.out.dtype)  # a number, where vmap copies one
 
 
 def _sign(c: Context, a: Args) -> Node:
