@@ -1,4 +1,4 @@
-"""The examples run, and say nothing on standard error. New examples are found by themselves."""
+"""The examples run, and say nothing on standard error. New examples are found by themselves, once git knows them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("[0-9]*.py"))
+from tests.tracked import python_files
+
+EXAMPLES = [p for p in python_files(["examples"]) if p.name[0].isdigit()]
 GOLDEN = Path(__file__).parent / "mcir"
 
 

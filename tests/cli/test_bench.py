@@ -82,7 +82,7 @@ def test_a_row_per_case_and_size_then_legend_and_demands(capsys: pytest.CaptureF
         ["causal", "1x2x64x16", "f32", "1"], ["attention", "1x2x64x16", "f32", "1"],
         ["causal", "1x2x96x16", "f32", "1"], ["attention", "1x2x96x16", "f32", "1"],
     ]  # fmt: skip
-    assert "eager:    the code as written" in out and "asked of the geometric mean" in out
+    assert "eager:    the code as written" in out and "goal: geometric mean over the rows of" in out
     assert "aicf: 4 of 4: attention 1x2x96x16 f32, 1 thread" in err
 
 

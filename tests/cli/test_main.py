@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -142,3 +143,66 @@ def test_strict_skips_no_tiles(capsys: pytest.CaptureFixture[str]):
     assert "assumed" in run(capsys, *argv)[1]
     code, out, _ = run(capsys, *argv, "--strict")
     assert code == 0 and "streamed" in out and "assumed" not in out
+
+
+CHATTY = """
+import torch
+
+print("on import")
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        print("in the constructor")
+
+    def forward(self, q, k, v):
+        return attention(q, k, v)
+
+def attention(q, k, v):
+    return (q @ k.mT).softmax(-1) @ v
+
+def talks(q, k, v):
+    print("in the call")
+    return attention(q, k, v)
+
+def fails(q, k, v):
+    print("before it fails")
+    return q @ k
+
+def make_inputs():
+    print("making inputs")
+    return tuple(torch.randn(1, 2, 64, 16) for _ in range(3))
+
+print(attention(*make_inputs()).shape)
+"""
+
+
+@needs_torch
+@pytest.mark.parametrize("function", ["attention", "Block", "talks", "fails"])
+def test_what_the_users_file_prints_is_not_shown(function: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    file = tmp_path / "chatty.py"
+    file.write_text(CHATTY)
+    code = main(["explain", f"{file}:{function}", "--inputs", "make_inputs", *ALWAYS])
+    out, err = capfd.readouterr()
+    assert code == (1 if function == "fails" else 0)
+    for said in ("on import", "in the constructor", "in the call", "making inputs", "before it fails", "torch.Size"):
+        assert said not in out.splitlines()  # a graph break may quote the line that prints
+    if function != "fails":
+        assert out.startswith("1 attention in ")
+    else:
+        assert out == "" and "`return q @ k`" in err
+
+
+@needs_torch
+def test_brief_and_json(capsys: pytest.CaptureFixture[str]):
+    argv = ["explain", f"{MODEL}:attention", "--inputs", "make_inputs", *ALWAYS]
+    code, out, _ = run(capsys, *argv, "--brief")
+    head, line = out.splitlines()
+    assert (code, head) == (0, "1 attention in 1 graph: 1 streamed") and ": streamed; no mask; " in line
+    code, out, _ = run(capsys, *argv, "--json")
+    data = json.loads(out)
+    assert code == 0 and data["summary"] == head and data["regions"][0]["status"] == "streamed"
+    code, out, err = run(capsys, *argv, "--json", "--stage", "mcir")
+    assert (code, out) == (1, "") and "--json prints the report alone" in err
+    with pytest.raises(SystemExit):
+        main([*argv, "--json", "--brief"])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from aicf.cli.errors import FAILED, OK, CommandError
 from aicf.cli.progress import say
+from aicf.cli.silence import users_prints_dropped
 from aicf.cli.source import load_callable
 from aicf.frontends.torch.bench import grid, results
 from aicf.frontends.torch.bench.cases import CASES, Case, Size
@@ -43,9 +44,10 @@ def run(options: Namespace) -> int:
             continue
         say(f"{k} of {len(jobs)}: {job}")
         try:
-            row = measure(
-                job.case, job.size, job.dtype, job.threads, names=names, budget=options.seconds, fuse=options.fuse
-            )  # fmt: skip
+            with users_prints_dropped():
+                row = measure(
+                    job.case, job.size, job.dtype, job.threads, names=names, budget=options.seconds, fuse=options.fuse
+                )  # fmt: skip
         except ValueError as e:
             raise CommandError(str(e)) from e
         measured.append(row)
@@ -180,13 +182,14 @@ def legend(names: Sequence[str]) -> str:
         "Milliseconds: the best call; all contenders take turns in one process, on one thread in processor time. Each result is",
         "checked first: ! is less exact than AICF has to be, wrong is something else and not timed. GFLOP/s: of the work that",
         "the mask leaves. limit: AICF's share of the FMA peak (F) or, where reading takes longer, of the read bandwidth (R),",
-        "both measured between the others' calls. / X: X's time over AICF's.",
+        "both measured between the others' calls; a call that is quicker than such a loop counts as the limit.",
+        "/ X: X's time over AICF's.",
     ])  # fmt: skip
 
 
 def asked(rows: Sequence[Row]) -> list[str]:
-    """What is asked of the rows together and what they give; bounds that no row is about are left out."""
-    text = [f"{'asked of the geometric mean':42}{'against':>16}{'rows':>6}{'asked':>8}{'found':>8}{'worst':>8}"]
+    """The project's own bounds for groups of rows, and what these rows give; bounds that no row is about are left out."""
+    text = [f"{'goal: geometric mean over the rows of':42}{'against':>16}{'rows':>6}{'goal':>8}{'mean':>8}{'worst':>8}"]
     for f in results.findings(rows):
         if f.mean is None or f.worst is None or f.at is None:
             continue
@@ -195,10 +198,10 @@ def asked(rows: Sequence[Row]) -> list[str]:
         def shown(value: float, percent: bool = d.percent) -> str:
             return f"{value:.0%}" if percent else f"{value:.2f}x"
 
-        worst = f"{f.at.case} {Size(f.at.batch, f.at.heads, f.at.n, f.at.d)} {f.at.dtype} {f.at.threads} thr"
+        worst = f"worst row: {f.at.case} {Size(f.at.batch, f.at.heads, f.at.n, f.at.d)} {f.at.dtype} {f.at.threads} thr"
+        floor = f"; every row must reach {shown(d.none_below)}" if d.none_below is not None else ""
         text.append(
             f"{d.what:42}{d.against:>16}{f.count:6}{shown(d.least):>8}{shown(f.mean):>8}{shown(f.worst):>8}"
-            f"  {'met' if f.met else 'MISSED'} (worst: {worst}"
-            + (f", none below {shown(d.none_below)} asked)" if d.none_below is not None else ")")
+            f"  {'met' if f.met else 'MISSED'} ({worst}{floor})"
         )
     return text

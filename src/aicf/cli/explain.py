@@ -8,6 +8,7 @@ from argparse import Namespace
 from aicf.cli.errors import NOT_STREAMED, OK, CommandError
 from aicf.cli.inputs import gather
 from aicf.cli.progress import say
+from aicf.cli.silence import users_prints_dropped
 from aicf.cli.source import load_callable, split, where
 from aicf.frontends.torch import api
 from aicf.frontends.torch.inputs import call_error, inference
@@ -17,9 +18,12 @@ from aicf.schedule.target import Target, named_target
 
 def run(options: Namespace) -> int:
     """Print the report. NOT_STREAMED when --require-streamed and an attention was not streamed, or none was found."""
+    if options.json and options.stage:
+        raise CommandError("--json prints the report alone; `aicf dump STAGE` prints a stage")
     report = make_report(options)
-    print(str(report).rstrip("\n"))
-    print_resources(report)
+    print((report.to_json() if options.json else report.brief() if options.brief else str(report)).rstrip("\n"))
+    if not options.json and not options.brief:
+        print_resources(report)
     for stage in options.stage:
         print(f"\n{stage}\n\n{stage_text(report, stage)}")
     if not options.require_streamed:
@@ -40,12 +44,13 @@ def make_report(options: Namespace) -> api.Report:
     say(f"compiling {options.function} for {inputs}")
     began = time.perf_counter()
     try:
-        with inference():
+        with inference(), users_prints_dropped():
             report = api.explained(fn, backend, *inputs.args, **dict(inputs.kwargs))
     except Exception as e:
         path, _ = split(options.function)
         # Dynamo wraps the user's own mistakes in pages of advice; a dry run tells them plainly.
-        error = call_error(fn, inputs.args, dict(inputs.kwargs)) or e
+        with users_prints_dropped():
+            error = call_error(fn, inputs.args, dict(inputs.kwargs)) or e
         message = str(error).strip().split("\n\n")[0]
         raise CommandError(
             f"{options.function} failed with {inputs}: {where(error, path)}{type(error).__name__}: {message}"

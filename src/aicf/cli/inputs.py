@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aicf.cli.errors import CommandError
+from aicf.cli.silence import users_prints_dropped
 from aicf.cli.source import load_callable, split
 from aicf.frontends.torch.inputs import DTYPES, random_tensor
 
@@ -116,7 +117,9 @@ def from_function(name: str, spec: str) -> Inputs:
     path, _ = split(spec)
     full = name if ":" in name else f"{path}:{name}"
     try:
-        made = load_callable(full)()
+        make = load_callable(full)
+        with users_prints_dropped():
+            made = make()
     except CommandError:
         raise
     except Exception as e:

@@ -23,7 +23,7 @@ STAGES = ("semantic", "mcir", "kernel", "llvm", "asm", "triton", "ptx", "sass", 
 _EXAMPLES = """\
 examples:
   aicf explain model.py:attention --shape q=2x8x512x64 --shape k=2x8x512x64 --shape v=2x8x512x64
-  aicf explain model.py:Block --inputs make_inputs
+  aicf explain model.py:Block --inputs make_inputs --brief
   aicf dump mcir model.py:attention --inputs make_inputs
   aicf dump kernel model.py:attention --inputs make_inputs --diff mcir
   aicf explain model.py:attention --inputs make_inputs --target h100 --stage triton --stage ptx --stage sass
@@ -61,7 +61,10 @@ inputs:
   --shape q=2x8x512x64        a random float32 tensor for parameter q; once per tensor
   --shape q=2x8x512x64:bf16   of another type (f16 bf16 f32 f64 i8 i16 i32 i64 u8 bool)
   --value causal=True         a Python literal for a parameter that is no tensor
-  --inputs make_inputs        a function of the same file that returns a tuple of arguments or a dict of named ones
+  --inputs make_inputs        a function of the same file that returns a tuple of arguments or a dict of named ones:
+                                def make_inputs():
+                                    return tuple(torch.randn(2, 8, 512, 64) for _ in range(3))
+What the file itself prints is not shown.
 """
 
 
@@ -117,6 +120,9 @@ def parser() -> argparse.ArgumentParser:
     explain.add_argument(
         "--require-streamed", action="store_true", help="exit with 3 unless attention was found and all of it streams"
     )
+    form = explain.add_mutually_exclusive_group()
+    form.add_argument("--brief", action="store_true", help="one line for each kind of region")
+    form.add_argument("--json", action="store_true", help="the report as JSON, for scripts")
     explain.add_argument(
         "--stage", action="append", default=[], choices=STAGES, metavar="STAGE",
         help="also print a stage of the compilation; once per stage: " + ", ".join(STAGES),

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from aicf.cli.errors import CommandError
+from aicf.cli.silence import users_prints_dropped
 
 
 def load_callable(spec: str) -> Callable[..., Any]:
@@ -31,7 +32,8 @@ def load_callable(spec: str) -> Callable[..., Any]:
         found = getattr(found, part)
     if isinstance(found, type):
         try:
-            found = found()
+            with users_prints_dropped():
+                found = found()
         except Exception as e:
             raise CommandError(
                 f"{spec} is a class that cannot be made without arguments ({type(e).__name__}: {e}). "
@@ -81,7 +83,8 @@ def import_file(path: Path) -> ModuleType:
     # Before running it, as imports do: dataclasses and pickling look their module up there.
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with users_prints_dropped():
+            spec.loader.exec_module(module)
     except Exception as e:
         del sys.modules[name]
         raise CommandError(f"{path} cannot be imported: {where(e, path)}{type(e).__name__}: {e}") from e

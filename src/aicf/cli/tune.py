@@ -10,6 +10,7 @@ from typing import Any
 from aicf.cli.bench import selected
 from aicf.cli.errors import FAILED, OK, CommandError
 from aicf.cli.progress import say
+from aicf.cli.silence import users_prints_dropped
 from aicf.frontends.torch.bench.cases import make_inputs
 from aicf.frontends.torch.tuning import Outcome, Site, distinct, keep, search, sites
 from aicf.runtime.cache import cache_dir
@@ -29,7 +30,8 @@ def run(options: Namespace) -> int:
             tensors = make_inputs(job.case, job.size, job.dtype)
         except ValueError as e:
             raise CommandError(str(e)) from e
-        found = distinct(sites(job.case.plain, list(tensors.values()), job.threads))
+        with users_prints_dropped():
+            found = distinct(sites(job.case.plain, list(tensors.values()), job.threads))
         if not found:
             say(f"{job}: nothing streams in it, so there is no schedule to tune")
             code = FAILED

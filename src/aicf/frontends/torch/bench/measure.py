@@ -23,6 +23,7 @@ from .timing import clock_for, interleaved, torch_threads
 REFERENCE = 1 << 26
 # With fewer operations per byte than this the memory is the limit, and its rate is measured too.
 BALANCE = 32.0
+REPEATS = 4  # how often a limit is measured again that a call has outrun
 
 
 @dataclass
@@ -81,13 +82,16 @@ class Row:
         return self.bandwidth is not None and self.bytes / self.bandwidth > self.flop / self.peak
 
     @property
+    def limit(self) -> float:
+        """Seconds that the call takes at the measured limit: reading at the read bandwidth or computing at the FMA peak."""
+        return self.bytes / self.bandwidth if self.read_bound and self.bandwidth else self.flop / self.peak
+
+    @property
     def share(self) -> float | None:
-        """AICF's share of the limit: of the read bandwidth where that is it, else of the FMA peak."""
+        """AICF's share of the limit: of the read bandwidth where that is it, else of the FMA peak. At most 1: a call that is
+        quicker than the loop that measures the limit is itself the best measurement of it."""
         mine = self.seconds("aicf")
-        if mine is None or not self.peak:
-            return None
-        limit = self.bytes / self.bandwidth if self.read_bound and self.bandwidth else self.flop / self.peak
-        return limit / mine
+        return None if mine is None or not self.peak else min(1.0, self.limit / mine)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -177,8 +181,14 @@ def take_time(row: Row, calls: Mapping[str, Callable[[], Any]], budget: float) -
             extra["read bandwidth"] = read
             read()
         found = interleaved({**calls, **extra}, budget, clock=clock)
-    row.peak = turns * per_call / min(found["fma peak"])
-    row.bandwidth = read_bytes / min(found["read bandwidth"]) if read is not None else None
+        for _ in range(REPEATS):
+            row.peak = turns * per_call / min(found["fma peak"])
+            row.bandwidth = read_bytes / min(found["read bandwidth"]) if read is not None else None
+            if "aicf" not in calls or row.limit <= min(found["aicf"]):
+                break
+            # Somebody else had the machine while the limit was measured: once more, beside the call that outran it.
+            again = interleaved({"aicf": calls["aicf"], **extra}, budget / REPEATS, clock=clock)
+            found |= {name: [*found[name], *again[name]] for name in extra}  # the call itself gets no more chances than others
     for name in calls:
         times = sorted(found[name])
         entry = row.entries[name]

@@ -55,7 +55,7 @@ def complete(rows: Iterable[Row], key: tuple[object, ...], names: Sequence[str])
     return any(r.key == key and set(names) <= set(r.entries) for r in rows)
 
 
-# ------------------------------------------------------------------------------------------------ what is asked
+# ------------------------------------------------------------------------------------------------ goals
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _read_share(row: Row) -> float | None:
 PLAIN = ("dense", "causal")
 HALF = ("bf16", "f16")
 
-# Issue 4, "Asked". A case that Flex Attention cannot say, or SDPA, has no ratio and so no part in a mean.
+# A case that Flex Attention cannot say, or SDPA, has no ratio and so no part in a mean.
 DEMANDS: tuple[Demand, ...] = (
     Demand("dense fp32, N >= 512", "sdpa", lambda r: r.case == "dense" and r.dtype == "f32" and r.n >= 512, _over("sdpa"), 1.25),
     Demand("causal fp32, N >= 512", "sdpa", lambda r: r.case == "causal" and r.dtype == "f32" and r.n >= 512, _over("sdpa"), 1.5),
