@@ -96,3 +96,27 @@ def test_threads_fill_one_cache() -> None:
     for t in threads:
         t.join()
     assert not failures
+
+
+def test_without_a_home_there_is_no_cache_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user id that no user has, as containers give it."""
+    pwd = pytest.importorskip("pwd")
+
+    def nobody(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("AICF_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert cache.cache_dir() is None
+    assert cache.read(cache.key_of("k")) is None
+    assert cache.fetch(cache.key_of("k"), lambda: b"made") == (b"made", False)
+
+
+@pytest.mark.parametrize("home", ["/proc/none/such", "/dev/null/home"])
+def test_a_home_that_cannot_be_written_is_no_error(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AICF_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.setenv("TMPDIR", home)
+    assert cache.fetch(cache.key_of("k"), lambda: b"made") == (b"made", False)

@@ -8,7 +8,6 @@ batches, heads and strides are arguments. A layout seen for the first time build
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +17,7 @@ import numpy as np
 from aicf.kernel import Kernel, Parallel, Phase, Stream, Summary, statements
 from aicf.kernel.lowering import Binding, lower_to_kernel
 from aicf.mcir import Region
+from aicf.runtime.forks import ForkLock
 from aicf.scalar import BYTES, evaluate, integer, numpy_dtype, variables
 from aicf.schedule.schedule import Schedule
 
@@ -92,7 +92,7 @@ class Executable:
     header: tuple[str, ...] = ()
     _variants: dict[Layout, tuple[Kernel, Binding, Any]] = field(default_factory=dict[Layout, tuple[Kernel, Binding, Any]])
     _plans: dict[tuple[object, ...], Plan] = field(default_factory=dict[tuple[object, ...], Plan])
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: ForkLock = field(default_factory=ForkLock)
 
     def __post_init__(self) -> None:
         self.kernel, self.binding = lower_to_kernel(self.region, self.schedule, header=self.header)

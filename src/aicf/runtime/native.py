@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from aicf.backends import llvm
 from aicf.kernel import Kernel, kernel_fingerprint
 from aicf.runtime.cache import key_of, read, write
 from aicf.runtime.emitters import emitter
+from aicf.runtime.forks import waited_for
 from aicf.scalar import fingerprint
 
 _BUILT: dict[str, Any] = {}
-_LOCK = threading.Lock()
+_LOCK = waited_for()
 
 
 class Counts:

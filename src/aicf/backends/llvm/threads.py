@@ -2,6 +2,9 @@
 
 PyTorch brings a libgomp whose threads are already running and pinned as the user wanted; starting a second pool beside it would
 oversubscribe the cores. `fork_address` is the address of its GOMP_parallel(fn, data, threads, flags).
+
+The threads of that pool do not live on in a forked child (a worker of a DataLoader), where the library would wait for them for
+ever: there each call starts threads of its own.
 """
 
 from __future__ import annotations
@@ -27,10 +30,17 @@ def loaded_library(stem: str) -> str | None:
 
 
 _FOUND: dict[str, int] = {}
+_FORKED: list[bool] = []  # not empty in a forked child
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _FORKED.append(True))
 
 
 def fork_address() -> int:
-    """The address of GOMP_parallel in the loaded libgomp, 0 when there is none (looked for again until there is)."""
+    """The address of GOMP_parallel in the loaded libgomp, 0 when there is none (looked for again until there is) and in a forked
+    child."""
+    if _FORKED:
+        return 0
     address = _FOUND.get("fork", 0)
     if address == 0:
         path = loaded_library("libgomp")

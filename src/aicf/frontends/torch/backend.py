@@ -15,13 +15,12 @@ import operator
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch._dynamo.exc import RestartAnalysis
-from torch._inductor.compile_fx import compile_fx
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 from torch._subclasses.fake_tensor import FakeTensor
@@ -37,7 +36,10 @@ from .breaks import is_cut
 from .counting import count_tiles
 from .devices import for_device
 from .equal_sizes import settle_equal_sizes
+from .fakes import on_fakes
+from .inductor import through_inductor
 from .locations import location_of, op_name
+from .marked import marked_sizes, say_marked
 from .raised import as_it_is
 from .reader import Reading, read
 from .region_op import REGION, run_region
@@ -111,7 +113,10 @@ def aicf_backend(
     if chosen.report is not None:
         chosen.report(report)
     _require(chosen, report)
-    if chosen.rest == "explain":
+    if on_fakes(gm):  # memory or shapes are asked for; compiled code would read memory that is not there
+        report.rest = "eager"
+        made: Callable[..., Any] = gm.forward
+    elif chosen.rest == "explain":
         made = _counting(gm, rewritten, report)
     else:
         made = _finish(gm, rewritten, example_inputs, chosen, report)
@@ -141,7 +146,9 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
     try:
         traced, reading = _compiled(gm, inputs, options, report)
         for _ in range(MAX_WIDTHS):
-            if not specialise_widths(reading, report.regions):
+            marked = marked_sizes(traced, inputs)
+            if not specialise_widths(reading, report.regions, marked):
+                say_marked(report.regions, marked)
                 break
             traced, reading = _compiled(gm, inputs, options, report)
         report.regions = in_order(reading, [*report.regions, *attention_ops(reading)])
@@ -224,10 +231,10 @@ def _fault(e: Exception) -> str:
     return f"AICF itself fails on it, which is an error to report ({_brief(e)})"
 
 
-def specialise_widths(reading: Reading, regions: Sequence[RegionResult]) -> bool:
+def specialise_widths(reading: Reading, regions: Sequence[RegionResult], marked: Collection[str] = ()) -> bool:
     """Fixes sizes that kernels want to know, where something is refused: those of heads and values that a refusal names, and
     those that are only ever the last dimension of a floating point input. The graph is then compiled again for another width.
-    Returns whether there was any."""
+    `marked`: sizes that must not be fixed. Returns whether there was any."""
     if not any(r.status == "refused" for r in regions):
         return False
     last: dict[str, Any] = {}
@@ -241,7 +248,8 @@ def specialise_widths(reading: Reading, regions: Sequence[RegionResult]) -> bool
                 name = str(d.node.expr)
                 (last if axis == value.dim() - 1 >= 2 and value.is_floating_point() else elsewhere)[name] = d
     named = {v.name for r in regions if r.unknown is not None for v in variables(r.unknown)}
-    widths = [d for name, d in {**last, **elsewhere}.items() if name in named or name not in elsewhere]
+    sizes = {name: d for name, d in {**last, **elsewhere}.items() if not {str(s) for s in d.node.expr.free_symbols} & set(marked)}
+    widths = [d for name, d in sizes.items() if name in named or name not in elsewhere]
     for d in widths:
         int(d)  # leaves a guard with Dynamo: this size and no other
     return bool(widths)
@@ -285,7 +293,7 @@ def _finish(gm: Module, rewritten: Module | None, inputs: Sequence[Any], options
         return _direct(module, inputs)
     report.rest = "inductor"
     try:
-        return compile_fx(module, list(inputs))
+        return through_inductor(module, inputs)
     except (CppCompileError, InvalidCxxCompiler) as e:
         if options.rest == "inductor":
             raise
@@ -300,7 +308,7 @@ def _finish(gm: Module, rewritten: Module | None, inputs: Sequence[Any], options
         report.problem = f"Inductor does not take the rewritten graph ({_brief(e)})"
         _left(report)
         log.warning("a graph is left to PyTorch: %s", report.problem)
-        return compile_fx(gm, list(inputs))
+        return through_inductor(gm, inputs)
 
 
 def _counting(gm: Module, rewritten: Module | None, report: GraphReport) -> Callable[..., Any]:

@@ -135,6 +135,9 @@ class _Reader:
                     placeholders += 1
                 case "get_attr":
                     self._source(node, "")
+                    held = self.env.get(node)
+                    if isinstance(held, Node):  # weights, where Inductor is to freeze them, and what the source has as numbers
+                        self.reading.parameters |= {held}
                 case "call_function" | "call_method" | "call_module":
                     self._call(node)
                 case "output":

@@ -42,6 +42,7 @@ class Entry:
 
 _ENTRIES: dict[int, Entry] = {}
 _ADDRESS, _STRIDES = torch.Tensor.data_ptr, torch.Tensor.stride
+_MODES: Callable[[], int] = torch._C._len_torch_dispatch_stack  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _empty_on_cpu(shape: Numbers, strides: Numbers, dtype: torch.dtype) -> torch.Tensor:
@@ -100,7 +101,10 @@ def _place(node: Node, names: Sequence[str], order: Order) -> Place:
 
 def run_region(handle: int, inputs: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
     """What the op does. Called by itself it leaves out PyTorch's dispatcher, which takes longer than a small kernel; that is for
-    plain tensors, which are not negated when they are read."""
+    plain tensors, which are not negated when they are read. It goes to the dispatcher where somebody listens there (a
+    FakeTensorMode, a counter of operations)."""
+    if _MODES():
+        return REGION(handle, inputs, sizes)
     entry = _ENTRIES[handle]
     if isinstance(entry.executable, DeviceExecutable):
         return _launch(entry, entry.executable, inputs, sizes)

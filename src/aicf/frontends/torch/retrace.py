@@ -58,13 +58,17 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
         if hasattr(old, "_dynamo_source"):
             new._dynamo_source = old._dynamo_source
         new._rename(plain_name(str(old.target)))  # names of nodes are in lower case
-    for node in traced.graph.find_nodes(op="get_attr"):  # tensors of numbers that stand in the source
-        node._rename(re.sub("^_tensor_(?=constant)", "", node.name))
+    weights = {id(x): name for name, x in (*gm.named_parameters(), *gm.named_buffers())}  # where Inductor is to freeze them
+    for node in traced.graph.find_nodes(op="get_attr"):  # and tensors of numbers that stand in the source
+        own_name = weights.get(id(getattr(traced, str(node.target), None)))
+        node._rename(re.sub("^_tensor_(?=constant)", "", node.name) if own_name is None else plain_name(own_name))
     traced.meta.update(gm.meta)
     sources: Any = getattr(gm, "_param_name_to_source", None)
     if sources is not None:
-        # Tensors that the trace found to be constants are buffers of its own; Inductor wants to hear of a source for each.
-        own: Any = {name: ConstantSource(name) for name, _ in traced.named_buffers()}
+        # Tensors that the trace found to be constants are buffers of its own, and so are a module's parameters where Inductor is
+        # to freeze them; it wants to hear of a source for each.
+        held = [*traced.named_buffers(remove_duplicate=False), *traced.named_parameters(remove_duplicate=False)]
+        own: Any = {name: ConstantSource(name) for name, _ in held}
         traced._param_name_to_source = own | sources
     traced.recompile()
     return traced
