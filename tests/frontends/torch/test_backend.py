@@ -469,7 +469,7 @@ def test_where_nothing_is_left_nothing_else_compiles(monkeypatch: pytest.MonkeyP
     def never(*args: Any) -> Any:
         raise AssertionError("Inductor was asked")
 
-    monkeypatch.setattr(backend, "compile_fx", never)
+    monkeypatch.setattr(backend, "through_inductor", never)
 
     def heads(x: Any) -> Any:
         q, k, v = x.unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
