@@ -146,6 +146,17 @@ def test_other_marks_stream(mark: str, axis: int) -> None:
     assert [r.status for g in reports for r in g.regions] == ["streamed"]
 
 
+def test_marked_numbers_of_heads_in_groups_run() -> None:
+    def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    args = made((2, 6, 24, 16), (2, 3, 24, 16), (2, 3, 24, 16))
+    for x in args:
+        torch._dynamo.mark_dynamic(x, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(grouped)(*args), grouped(*args), rtol=1e-5, atol=1e-5)
+
+
 # ------------------------------------------------------------------------------------------------ fake tensors and listeners
 
 

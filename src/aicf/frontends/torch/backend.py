@@ -210,7 +210,7 @@ def _left(report: GraphReport) -> None:
 
 def _compiled(gm: Module, inputs: Sequence[Any], options: BackendOptions, report: GraphReport) -> tuple[Module, Reading]:
     traced = retrace(gm, inputs)
-    settle_equal_sizes(traced)
+    settle_equal_sizes(traced, marked_sizes(traced, inputs))
     reading = read(traced, [is_parameter(x) for x in inputs], strict=options.driver.strict)
     report.graph = reading.graph
     report.boundaries = [(node.name, why) for node, why in reading.boundaries.items()]

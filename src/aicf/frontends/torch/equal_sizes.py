@@ -10,7 +10,7 @@ for it; dimensions of which one may be 1 are left alone where they are not equal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,25 +31,26 @@ _PRODUCTS = {
 }  # fmt: skip
 
 
-def settle_equal_sizes(traced: torch.fx.GraphModule) -> None:
-    """Guards every equality of sizes that an op of `traced` (ATen, with `meta["val"]`) forces and that is not known yet."""
+def settle_equal_sizes(traced: torch.fx.GraphModule, marked: Collection[str] = ()) -> None:
+    """Guards every equality of sizes that an op of `traced` (ATen, with `meta["val"]`) forces and that is not known yet. `marked`:
+    sizes that must not be fixed."""
     for node in traced.graph.nodes:
         if node.op != "call_function":
             continue
         if node.target is FLEX:
             q, k, v = (x.shape for x in _tensors(node)[:3])
             _settle_all([(k[2], v[2]), (q[3], k[3]), (k[1], v[1]), *_broadcast([q[:1], k[:1], v[:1]])])
-            _fix([q[1], k[1]])
+            _fix([q[1], k[1]], marked)
         elif isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
             _settle_all(_forced(node))
-            _fix(_heads_in_groups(node))
+            _fix(_heads_in_groups(node), marked)
 
 
-def _fix(heads: Iterable[Dim]) -> None:
+def _fix(heads: Iterable[Dim], marked: Collection[str]) -> None:
     """Guards for the numbers of heads of an attention in which several query heads share a key: they are part of a model, not of
     a call."""
     for n in heads:
-        if isinstance(n, torch.SymInt) and n.node.has_hint():
+        if isinstance(n, torch.SymInt) and n.node.has_hint() and not {str(s) for s in n.node.expr.free_symbols} & set(marked):
             int(n)
 
 
