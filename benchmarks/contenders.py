@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aicf.frontends.torch.bench.timing import interleaved
+from aicf.frontends.torch.bench.timing import LEAST, interleaved
 
 Call = Callable[[], Any]
 
@@ -31,16 +32,25 @@ class Measured:
     peak: int | None
 
 
-def measure(contenders: Mapping[str, Call], *, budget: float = 20.0) -> dict[str, Measured]:
-    """Times `contenders`, which are warm, for about `budget` seconds, then runs each twice for memory."""
-    rounds = interleaved(contenders, budget)
-    return {n: Measured(min(rounds[n]), rounds[n], extra_peak(contenders[n])) for n in contenders}
+def measure(contenders: Mapping[str, Call], *, budget: float = 20.0, say: Callable[[str], None] = print) -> dict[str, Measured]:
+    """Times `contenders`, which are warm, for about `budget` seconds, then runs each for memory. Where a round of all takes so
+    long that the budget does not hold the usual rounds, there are fewer, down to one."""
+    began = time.perf_counter()
+    for call in contenders.values():
+        call()
+    round_takes = time.perf_counter() - began
+    rounds_left = max(1, min(LEAST, int(budget / max(1e-9, round_takes))))
+    if rounds_left < LEAST:
+        say(f"a round of all takes {round_takes:.1f} s: timing {rounds_left} of them instead of {LEAST}")
+    rounds = interleaved(contenders, budget, rounds_left)
+    repeats = 2 if 2 * round_takes < budget else 1
+    return {n: Measured(min(rounds[n]), rounds[n], extra_peak(contenders[n], repeats)) for n in contenders}
 
 
-def extra_peak(call: Call) -> int | None:
+def extra_peak(call: Call, repeats: int = 2) -> int | None:
     """Bytes of resident memory that `call` needs at its peak on top of those before it; None without Linux's counters."""
     found: list[int] = []
-    for _ in range(2):
+    for _ in range(repeats):
         gc.collect()
         try:
             ctypes.CDLL(None).malloc_trim(0)

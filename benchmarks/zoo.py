@@ -5,17 +5,24 @@ Nothing is downloaded: `transformers` builds each from its configuration. Weight
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 
+Inputs = dict[str, Any]
+EAGER: dict[str, Any] = {"attn_implementation": "eager"}
 
-def hide_broken_torchvision() -> None:
-    """A torchvision that was made for another PyTorch fails to import, and transformers, which needs none here, with it."""
+
+@cache
+def transformers() -> Any:
+    """The package, imported when a model is asked for: that takes seconds. A torchvision that was made for another PyTorch fails
+    to import, and transformers, which needs none here, with it: it is hidden."""
     try:
         importlib.import_module("torchvision")
     except ImportError:
@@ -24,56 +31,47 @@ def hide_broken_torchvision() -> None:
         for name in [n for n in sys.modules if n.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
         sys.modules["torchvision"] = None  # type: ignore[assignment]
-
-
-hide_broken_torchvision()
-from transformers import (  # noqa: E402
-    BertConfig,
-    BertModel,
-    GPT2Config,
-    GPT2Model,
-    LlamaConfig,
-    LlamaModel,
-    ViTConfig,
-    ViTModel,
-)
-from transformers import logging as transformers_log  # noqa: E402
-
-Inputs = dict[str, Any]
-EAGER: dict[str, Any] = {"attn_implementation": "eager"}
+    found = importlib.import_module("transformers")
+    found.logging.set_verbosity_error()
+    return found
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A model of the zoo: what it is, for people, and how to make it with its inputs."""
+    """A model of the zoo: what it is, for people, and how to make it with its inputs, some of its configuration given."""
 
     title: str
     what: str
-    make: Callable[[], tuple[torch.nn.Module, Inputs]]
+    make: Callable[[dict[str, Any]], tuple[torch.nn.Module, Inputs]]
 
 
-def _bert() -> tuple[torch.nn.Module, Inputs]:
+def _bert(given: dict[str, Any]) -> tuple[torch.nn.Module, Inputs]:
     ids = torch.randint(1000, 30000, (2, 512))
     mask = torch.ones(2, 512, dtype=torch.int64)
     mask[1, 384:] = 0  # the second text is shorter
-    return BertModel(BertConfig(**EAGER)), {"input_ids": ids, "attention_mask": mask}
+    t = transformers()
+    return t.BertModel(t.BertConfig(**EAGER, **given)), {"input_ids": ids, "attention_mask": mask}
 
 
-def _gpt2() -> tuple[torch.nn.Module, Inputs]:
-    config = GPT2Config(use_cache=False, **EAGER)
-    return GPT2Model(config), {"input_ids": torch.randint(0, config.vocab_size, (1, 1024))}
+def _gpt2(given: dict[str, Any]) -> tuple[torch.nn.Module, Inputs]:
+    t = transformers()
+    config = t.GPT2Config(use_cache=False, **EAGER, **given)
+    return t.GPT2Model(config), {"input_ids": torch.randint(0, config.vocab_size, (1, 1024))}
 
 
-def _llama() -> tuple[torch.nn.Module, Inputs]:
-    config = LlamaConfig(
-        hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12, num_key_value_heads=4,
-        vocab_size=32000, max_position_embeddings=2048, use_cache=False, **EAGER,
-    )  # fmt: skip
-    return LlamaModel(config), {"input_ids": torch.randint(0, config.vocab_size, (1, 1024))}
+def _llama(given: dict[str, Any]) -> tuple[torch.nn.Module, Inputs]:
+    t = transformers()
+    sizes = {
+        "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 2048, "use_cache": False,
+    }  # fmt: skip
+    config = t.LlamaConfig(**EAGER, **sizes | given)
+    return t.LlamaModel(config), {"input_ids": torch.randint(0, config.vocab_size, (1, 1024))}
 
 
-def _vit() -> tuple[torch.nn.Module, Inputs]:
-    return ViTModel(ViTConfig(**EAGER)), {"pixel_values": torch.randn(2, 3, 224, 224)}
+def _vit(given: dict[str, Any]) -> tuple[torch.nn.Module, Inputs]:
+    t = transformers()
+    return t.ViTModel(t.ViTConfig(**EAGER, **given)), {"pixel_values": torch.randn(2, 3, 224, 224)}
 
 
 MODELS: dict[str, Entry] = {
@@ -84,12 +82,23 @@ MODELS: dict[str, Entry] = {
 }
 
 
-def make(name: str) -> tuple[torch.nn.Module, Inputs]:
-    """The model in evaluation mode and its inputs. KeyError for a name that is not in MODELS."""
-    transformers_log.set_verbosity_error()
+def make(name: str, layers: int | None = None) -> tuple[torch.nn.Module, Inputs]:
+    """The model in evaluation mode and its inputs; `layers`: so many instead of its own. KeyError for a name that is not in
+    MODELS."""
+    entry = MODELS[name]
+    transformers()
     torch.manual_seed(0)
-    model, inputs = MODELS[name].make()
+    model, inputs = entry.make({} if layers is None else {"num_hidden_layers": layers})
     return model.eval(), inputs
+
+
+def with_sdpa(model: Any) -> torch.nn.Module:
+    """The same model, sharing its parameters, with the attention that transformers takes by itself: PyTorch's
+    scaled_dot_product_attention."""
+    kept = {id(x): x for x in (*model.parameters(), *model.buffers())}
+    other = copy.deepcopy(model, kept)
+    other.set_attn_implementation("sdpa")
+    return other
 
 
 def hidden(call: Callable[..., Any], inputs: Inputs) -> torch.Tensor:
@@ -106,4 +115,4 @@ def exact(model: torch.nn.Module, inputs: Inputs) -> torch.Tensor:
         model.float()
 
 
-__all__ = ["MODELS", "Entry", "Inputs", "exact", "hidden", "make"]
+__all__ = ["MODELS", "Entry", "Inputs", "exact", "hidden", "make", "with_sdpa"]

@@ -154,7 +154,7 @@ def test_brief_is_a_line_for_each_kind(reports: dict[str, aicf.Report]):
     head, line = reports["layers"].brief().splitlines()
     assert head == "3 attentions in 1 graph: 3 streamed"
     assert re.fullmatch(
-        r"\w+ … \w+ \(3 alike\) \(.*test_report.py:\d+\): streamed; no mask; [\d.]+ MiB of scores before, "
+        r"\w+ … \w+ \(3 alike\) \(test_report.py:\d+\): streamed; no mask; [\d.]+ MiB of scores before, "
         r"[\d.]+ [KM]iB of tiles after \(2 threads\)",
         line,
     )

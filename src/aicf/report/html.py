@@ -7,7 +7,7 @@ from html import escape
 
 from aicf.driver import RegionResult
 
-from .text import groups, memory, name_of
+from .text import groups, memory, name_of, short_place
 
 _COLUMNS = ("attention", "where", "status", "mask", "memory", "why")
 
@@ -21,7 +21,7 @@ def table(summary: str, regions: Sequence[RegionResult], full: str) -> str:
 
 def _cells(group: Sequence[RegionResult]) -> tuple[str, ...]:
     r = group[0]
-    place = "" if r.source is None or not r.source.file else f"{r.source.file}:{r.source.line}"
+    place = "" if r.source is None or not r.source.file else short_place(r.source)
     return name_of(group), place, r.status, r.mask or "", memory(r), r.reason
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from pathlib import PurePath
 
 from aicf.driver import RegionResult, StoredTensor
+from aicf.semantic import Location
 
 from .schedule import for_gpu, schedule_lines
 from .words import plural, size_text
@@ -61,7 +63,7 @@ def full_lines(group: Sequence[RegionResult]) -> list[str]:
 def brief_line(group: Sequence[RegionResult]) -> str:
     """What became of regions that are alike, on one line."""
     r = group[0]
-    place = "" if r.source is None or not r.source.file else f" ({r.source.file}:{r.source.line})"
+    place = "" if r.source is None or not r.source.file else f" ({short_place(r.source)})"
     if r.status == "streamed":
         said = [r.mask or "no mask", *(x for x in (memory(r),) if x)]
         said += [f"{s.name}{_of_size(s)} is stored" for s in r.stored]
@@ -79,6 +81,11 @@ def stored_text(s: StoredTensor) -> str:
 
 def _of_size(s: StoredTensor) -> str:
     return "" if s.bytes is None else f", {size_text(s.bytes)}"
+
+
+def short_place(source: Location) -> str:
+    """The file's own name and the line."""
+    return f"{PurePath(source.file).name}:{source.line}"
 
 
 def memory(r: RegionResult) -> str:
