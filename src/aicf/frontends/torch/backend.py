@@ -37,6 +37,7 @@ from .counting import count_tiles
 from .devices import for_device
 from .equal_sizes import settle_equal_sizes
 from .fakes import on_fakes
+from .gradients import Gradients, attached
 from .inductor import through_inductor
 from .locations import location_of, op_name
 from .marked import marked_sizes, say_marked
@@ -152,12 +153,12 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
                 break
             traced, reading = _compiled(gm, inputs, options, report)
         report.regions = in_order(reading, [*report.regions, *attention_ops(reading)])
-        if wants_gradient(traced, inputs):
-            for r in report.regions:
-                if r.status == "streamed":
-                    r.refuse(GRADIENT)
+        gradients = Gradients(gm, inputs)
+        refuse_gradients(traced, reading, report.regions, gradients)
+        if not rewrite(traced, reading, report.regions):
             return report, None
-        return report, traced if rewrite(traced, reading, report.regions) else None
+        gradients.detach_regions(traced)
+        return report, traced
     except Exception as e:
         # The model's result comes first: the graph runs as it is, and the reason is reported.
         report.problem = DIFFERENTIATED if differentiates(gm) else _brief(e)
@@ -255,13 +256,11 @@ def specialise_widths(reading: Reading, regions: Sequence[RegionResult], marked:
     return bool(widths)
 
 
-def wants_gradient(traced: Module, inputs: Sequence[Any]) -> bool:
-    """Whether a backward pass through this graph may be asked for."""
-    given = [*(x for x in inputs if isinstance(x, torch.Tensor)), *traced.parameters()]
-    if not any(x.requires_grad for x in given):
-        return False
-    turned_on = any(n.target is torch._C._set_grad_enabled and n.args == (True,) for n in traced.graph.nodes)
-    return torch.is_grad_enabled() or turned_on
+def refuse_gradients(traced: Module, reading: Reading, regions: Sequence[RegionResult], gradients: Gradients) -> None:
+    """Refuses streamed regions of whose results a gradient is asked."""
+    for r in regions:
+        if r.status == "streamed" and any(gradients.is_asked(reading.anchors[node][0].fx) for node in r.outputs):
+            r.refuse(GRADIENT)
 
 
 def is_parameter(x: Any) -> bool:
@@ -341,6 +340,7 @@ def only_regions(module: Module) -> bool:
     views = (
         operator.getitem, REGION, aten.sym_size.int, aten.view.default, aten.permute.default, aten.transpose.int, aten.t.default,
         aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default, aten.slice.Tensor, aten.select.int,
+        aten.detach.default,
     )  # fmt: skip
     return all(n.op in ("placeholder", "output") or (n.op == "call_function" and n.target in views) for n in module.graph.nodes)
 
@@ -352,6 +352,7 @@ def _direct(module: Module, inputs: Sequence[Any]) -> Callable[..., Any]:
     if all(type(x) in plain and not x.is_neg() for x in inputs if isinstance(x, torch.Tensor)):
         for node in module.graph.nodes:
             if node.target is REGION:
+                attached(node)
                 node.target = run_region
         module.recompile()
     return module.forward

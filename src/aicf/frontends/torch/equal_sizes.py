@@ -32,8 +32,8 @@ _PRODUCTS = {
 
 
 def settle_equal_sizes(traced: torch.fx.GraphModule, marked: Collection[str] = ()) -> None:
-    """Guards every equality of sizes that an op of `traced` (ATen, with `meta["val"]`) forces and that is not known yet. `marked`:
-    sizes that must not be fixed."""
+    """Guards every equality of sizes that an op of `traced` (ATen, with `meta["val"]`) forces and that is not known yet.
+    `marked`: sizes that must not be fixed."""
     for node in traced.graph.nodes:
         if node.op != "call_function":
             continue

@@ -16,7 +16,8 @@ from torch._dynamo.source import ConstantSource
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.node import map_arg
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._python_dispatch import _disable_current_modes
@@ -76,12 +77,28 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
 
 class _Inlined(torch.fx.Interpreter):
     """Runs a graph with the bodies of activation checkpoints as a part of it: they matter to a backward pass alone, and what one
-    is asked of is not taken from here."""
+    is asked of is not taken from here. Inference mode is traced as `no_grad`, which is what it is for results."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is _enter_inference_mode:
+            before = torch.is_grad_enabled()
+            _set_gradients(not args[0])
+            return before
+        if target is _exit_inference_mode:
+            return _set_gradients(args[0])
+        if target is torch._C._set_grad_enabled:
+            return _set_gradients(args[0])
         if target is torch.ops.higher_order.tag_activation_checkpoint and isinstance(args[0], torch.fx.GraphModule):
             return _Inlined(args[0]).run(*args[1:])
         return super().call_function(target, args, kwargs)
+
+
+def _set_gradients(on: bool) -> None:
+    """Turns gradients on or off, here and in the graph that is being traced."""
+    torch._C._set_grad_enabled(on)
+    tracing_all = get_proxy_mode()
+    if tracing_all is not None and not getattr(tracing_all, "pre_dispatch", False):  # else the tracer sees it by itself
+        tracing_all.tracer.graph.call_function(torch._C._set_grad_enabled, (on,))
 
 
 def trace(fn: Callable[..., Any], mode: FakeTensorMode, fakes: Sequence[Any], pre_dispatch: bool = True) -> torch.fx.GraphModule:
