@@ -119,12 +119,16 @@ def kept_in_place(attend: Callable[..., Tensor], x: Tensor) -> Tensor:
 STREAMED = [
     (no_grad, False, True), (decorated, False, True), (inference, False, False), (enabled_inside, False, True),
     (plainly, True, False), (detached_before, True, True), (detached_after, False, True), (detached_late, False, True),
-    (data, False, True), (as_numbers, False, True), (cast, False, True), (kept_in_place, True, False), (checkpointed, True, False),
+    (data, False, True), (as_numbers, False, True), (cast, False, True), (kept_in_place, True, False),
+    (checkpointed, True, False),
 ]  # fmt: skip
 REFUSED = [
     (plainly, False, False), (plainly, True, True), (detached_before, False, True), (half_detached, False, False),
     (checkpointed, False, False), (kept_in_place, False, False),
 ]  # fmt: skip
+
+
+CASES = [(*c, "streamed") for c in STREAMED] + [(*c, "refused") for c in REFUSED]
 
 
 def name(x: Any) -> str:
@@ -142,9 +146,7 @@ def trained(model: Any, place: nn.Module, x: Tensor) -> list[Any]:
 
 
 @pytest.mark.parametrize("rest", RESTS)
-@pytest.mark.parametrize(
-    "place, frozen, grad, status", [(*c, "streamed") for c in STREAMED] + [(*c, "refused") for c in REFUSED], ids=name
-)
+@pytest.mark.parametrize("place, frozen, grad, status", CASES, ids=name)
 def test_streamed_where_none_is_asked(place: Any, frozen: bool, grad: bool, status: str, rest: str) -> None:
     if rest == "inductor" and (status == "refused" or place not in (no_grad, detached_after, plainly, cast)):
         pytest.skip("the way there is the same; Inductor takes time")
@@ -179,7 +181,8 @@ def test_a_gradient_ends_in_the_body_of_a_checkpoint() -> None:
     (y, total), (expected_y, expected) = fast(ours), f(theirs)
     assert [r.status for g in reports for r in g.regions] == ["streamed"]
     assert y.requires_grad == expected_y.requires_grad
-    total.backward(), expected.backward()
+    total.backward()
+    expected.backward()
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-5)
 
 
@@ -198,7 +201,8 @@ def test_inputs_that_require_a_gradient_under_no_grad_give_none(rest: str) -> No
     (y, total), (expected_y, expected) = fast(*ours), f(*theirs)
     assert [r.status for g in reports for r in g.regions] == ["streamed"]
     assert not y.requires_grad and total.requires_grad
-    total.backward(), expected.backward()
+    total.backward()
+    expected.backward()
     torch.testing.assert_close(y, expected_y, rtol=1e-5, atol=1e-5)
     for a, b in zip(ours, theirs, strict=True):
         assert (a.grad is None) == (b.grad is None)
