@@ -4,12 +4,14 @@
 
 A cache that grows gives K's and V's lengths as two symbols, and PyTorch does not compare them where its own attention takes
 both. The equality is left with Dynamo as a guard: a call in which it does not hold is compiled by itself, without it, and runs
-as PyTorch runs it, to PyTorch's own error. Only what is equal in the call at hand is ever guarded, so that no program is refused
-for it; dimensions of which one may be 1 are left alone where they are not equal.
+as PyTorch runs it, to PyTorch's own error. Lengths that depend on data are compared when the graph runs. Only what is equal in
+the call at hand is ever guarded, so that no program is refused for it; dimensions of which one may be 1 are left alone where
+they are not equal.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -41,9 +43,12 @@ def settle_equal_sizes(traced: torch.fx.GraphModule, marked: Collection[str] = (
             q, k, v = (x.shape for x in _tensors(node)[:3])
             _settle_all([(k[2], v[2]), (q[3], k[3]), (k[1], v[1]), *_broadcast([q[:1], k[:1], v[:1]])])
             _fix([q[1], k[1]], marked)
+            _check_lengths(traced, node)
         elif isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
             _settle_all(_forced(node))
             _fix(_heads_in_groups(node), marked)
+            if node.target._schema.name.partition("::")[2] in _ATTENTION:
+                _check_lengths(traced, node)
 
 
 def _fix(heads: Iterable[Dim], marked: Collection[str]) -> None:
@@ -52,6 +57,26 @@ def _fix(heads: Iterable[Dim], marked: Collection[str]) -> None:
     for n in heads:
         if isinstance(n, torch.SymInt) and n.node.has_hint() and not {str(s) for s in n.node.expr.free_symbols} & set(marked):
             int(n)
+
+
+def _check_lengths(traced: torch.fx.GraphModule, attention: torch.fx.Node) -> None:
+    """Where lengths of K and V depend on data, a check in the graph itself that they are equal, which PyTorch makes for every
+    other op."""
+    holders = [x for x in attention.args[1:3] if isinstance(x, torch.fx.Node)]
+    lengths = [x.meta["val"].shape[-2] for x in holders]
+    known = [not isinstance(n, torch.SymInt) or n.node.has_hint() for n in lengths]
+    if len(holders) < 2 or all(known) or statically_known_true(lengths[0] == lengths[1]):
+        return
+    equal = lengths[0] == lengths[1]
+    torch._check(equal)
+    aten = torch.ops.aten
+    with traced.graph.inserting_before(attention):
+        sizes = [traced.graph.call_function(aten.sym_size.int, (x, x.meta["val"].dim() - 2)) for x in holders]
+        compared = traced.graph.call_function(operator.eq, tuple(sizes))
+        said = "attention takes as many keys as values"
+        traced.graph.call_function(aten._assert_scalar.default, (compared, said)).meta["val"] = None
+    for node, value in zip([*sizes, compared], [*lengths, equal], strict=True):
+        node.meta["val"] = value
 
 
 def _settle_all(pairs: Iterable[Pair]) -> None:

@@ -30,7 +30,7 @@ from . import ops_contract, ops_create, ops_elementwise, ops_index, ops_reduce, 
 from .context import Args, Context, Given, Handler
 from .flex import FLEX, flex_attention
 from .locations import location_of, op_name
-from .symbols import Dims, Unreadable, from_symbolic, type_of
+from .symbols import Dims, Unreadable, from_symbolic, is_positive, type_of
 
 HANDLERS: Mapping[str, Handler] = {
     **ops_elementwise.OPS, **ops_views.OPS, **ops_create.OPS, **ops_index.OPS, **ops_reduce.OPS, **ops_contract.OPS,
@@ -55,7 +55,8 @@ class Anchor:
 
 @dataclass
 class Reading:
-    """What was read: the graph, where each Semantic node's tensor is found, why some nodes are inputs only."""
+    """What was read: the graph, where each Semantic node's tensor is found, why some nodes are inputs only. `sizes`: where each
+    size symbol is found first, as a number or along an axis of a tensor; `doubtful`: those that may be below 1."""
 
     graph: Graph
     anchors: dict[Node, list[Anchor]] = field(default_factory=dict[Node, list[Anchor]])
@@ -64,6 +65,7 @@ class Reading:
     sizes: dict[str, tuple[torch.fx.Node, int | None]] = field(default_factory=dict[str, tuple[torch.fx.Node, "int | None"]])
     positions: dict[torch.fx.Node, int] = field(default_factory=dict[torch.fx.Node, int])
     mutated: set[int] = field(default_factory=set[int])
+    doubtful: set[str] = field(default_factory=set[str])
 
     @property
     def fx_of(self) -> dict[Node, torch.fx.Node]:
@@ -154,16 +156,21 @@ class _Reader:
     def _placeholder(self, node: torch.fx.Node, k: int) -> None:
         value = node.meta.get("val")
         self._source(node, "")
-        if isinstance(value, torch.SymInt):
-            name = str(value.node.expr)
-            if name.isidentifier():
-                self.reading.sizes.setdefault(name, (node, None))
-        elif isinstance(value, torch.Tensor):
-            if k < len(self.flags) and self.flags[k] and isinstance(self.env.get(node), Node):
-                self.reading.parameters |= {self.env[node]}
-            for axis, d in enumerate(value.shape):
-                if isinstance(d, torch.SymInt) and str(d.node.expr).isidentifier():
-                    self.reading.sizes.setdefault(str(d.node.expr), (node, axis))
+        if isinstance(value, torch.Tensor) and k < len(self.flags) and self.flags[k] and isinstance(self.env.get(node), Node):
+            self.reading.parameters |= {self.env[node]}
+        self._note_sizes(node, value)
+
+    def _note_sizes(self, node: torch.fx.Node, value: Any) -> None:
+        """The size symbols that `value`, which `node` holds, tells."""
+        found: list[tuple[Any, int | None]] = [(value, None)] if isinstance(value, torch.SymInt) else []
+        if isinstance(value, torch.Tensor):
+            found += [(d, axis) for axis, d in enumerate(value.shape) if isinstance(d, torch.SymInt)]
+        for size, axis in found:
+            name = str(size.node.expr)
+            if name.isidentifier() and name not in self.reading.sizes:
+                self.reading.sizes[name] = (node, axis)
+                if not is_positive(size):
+                    self.reading.doubtful.add(name)
 
     def _source(self, node: torch.fx.Node, reason: str) -> None:
         """`node` as an input of the Semantic graph."""
@@ -252,6 +259,7 @@ class _Reader:
     def _call(self, node: torch.fx.Node) -> None:
         value = node.meta.get("val")
         self._remember(node, value)
+        self._note_sizes(node, value)
         if node.target is _getitem:
             self._getitem(node)
             return

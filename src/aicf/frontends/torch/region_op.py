@@ -9,7 +9,7 @@ kept on disk means the same region in the next process, or misses.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +33,15 @@ Place = tuple[Numbers, Numbers] | Callable[..., tuple[Numbers, Numbers]]  # shap
 @dataclass(frozen=True)
 class Entry:
     """A region that can be called: its executable, which of the given sizes that takes, and how to make its outputs: shape,
-    strides, type."""
+    strides, type. `written`: what runs where one of the given sizes numbered by `doubtful` is below 1, called on the inputs and
+    all sizes from `own` on."""
 
     executable: Executable
     picks: tuple[int, ...]
     outputs: tuple[tuple[Place, torch.dtype], ...]
+    written: torch.fx.GraphModule | None = None
+    doubtful: tuple[int, ...] = ()
+    own: int = 0
 
 
 _ENTRIES: dict[int, Entry] = {}
@@ -59,22 +63,26 @@ def size_names(result: RegionResult) -> list[str]:
     return sorted({*result.size_names, *shapes})
 
 
-def register(result: RegionResult, orders: Sequence[Order]) -> int:
+def register(
+    result: RegionResult, orders: Sequence[Order], written: torch.fx.GraphModule | None = None, doubtful: Collection[str] = ()
+) -> int:
     """Enters a streamed region in the table and returns its number. `orders`: the dimensions of each output, outermost in memory
-    first, the last dimension innermost."""
+    first, the last dimension innermost. `written`: what runs where one of the sizes `doubtful` is below 1; it takes the inputs
+    and what a call gives beyond `size_names`."""
     executable = result.executable
     assert executable is not None
     names = size_names(result)
     outputs = tuple(
         (_place(node, names, order), TORCH_DTYPE[node.type.dtype]) for node, order in zip(result.outputs, orders, strict=True)
     )
-    entry = Entry(executable, tuple(names.index(n) for n in result.size_names), outputs)
-    handle = _content(result, executable, orders)
+    picks, unsure = (tuple(names.index(n) for n in own) for own in (result.size_names, [n for n in names if n in doubtful]))
+    entry = Entry(executable, picks, outputs, written, unsure, len(names))
+    handle = _content(result, executable, orders, written.code if written is not None else "")
     _ENTRIES[handle] = entry
     return handle
 
 
-def _content(result: RegionResult, executable: Executable, orders: Sequence[Order]) -> int:
+def _content(result: RegionResult, executable: Executable, orders: Sequence[Order], written: str) -> int:
     """A hash of all that decides what a call does: the meaning, and the kernel, machine and threads that options have led to."""
     nodes = [(n.name, n.op, [x.name for x in n.inputs], n.attrs, n.type) for n in result.nodes]
     ends = [[(n.name, n.type) for n in own] for own in (result.inputs, result.outputs)]
@@ -82,7 +90,7 @@ def _content(result: RegionResult, executable: Executable, orders: Sequence[Orde
     binding = executable.binding
     bound = [[(name, n.name) for name, n in own.items()] for own in (binding.inputs, binding.outputs)]
     built = (kernel_fingerprint(executable.kernel), bound, binding.sizes, executable.schedule, executable.threads, machine)
-    return int(fingerprint(nodes, ends, result.size_names, orders, *built)[:15], 16)
+    return int(fingerprint(nodes, ends, result.size_names, orders, written, *built)[:15], 16)
 
 
 def _place(node: Node, names: Sequence[str], order: Order) -> Place:
@@ -95,7 +103,7 @@ def _place(node: Node, names: Sequence[str], order: Order) -> Place:
     # The text of an integer expression is Python: names, numbers, + - * // % and calls of min and max.
     texts = [show(d) for d in dims]
     strides = ["*".join(["1", *(f"({texts[x]})" for x in order[order.index(k) + 1 :])]) for k in range(len(texts))]
-    source = f"lambda {', '.join(names)}: (({', '.join(texts)},), ({', '.join(strides)},))"
+    source = f"lambda {', '.join([*names, '*_'])}: (({', '.join(texts)},), ({', '.join(strides)},))"
     return eval(source, {"min": torch.sym_min, "max": torch.sym_max})
 
 
@@ -106,6 +114,8 @@ def run_region(handle: int, inputs: list[torch.Tensor], sizes: list[int]) -> lis
     if _MODES():
         return REGION(handle, inputs, sizes)
     entry = _ENTRIES[handle]
+    if entry.written is not None and any(sizes[k] < 1 for k in entry.doubtful):
+        return _as_written(entry, entry.written, inputs, sizes)
     if isinstance(entry.executable, DeviceExecutable):
         return _launch(entry, entry.executable, inputs, sizes)
     # Functions of C's and loops, no functions of Python's: under torch.compile each call of those costs a microsecond.
@@ -130,6 +140,14 @@ def _empty(entry: Entry, sizes: list[Any], device: torch.device) -> list[torch.T
         shape, strides = place if isinstance(place, tuple) else place(*sizes)
         made.append(torch.empty_strided(shape, strides, dtype=dtype, device=device))
     return made
+
+
+def _as_written(
+    entry: Entry, module: torch.fx.GraphModule, inputs: list[torch.Tensor], sizes: list[int]
+) -> list[torch.Tensor]:
+    """What the region's own ops give, laid out as its outputs are."""
+    found = module(*inputs, *sizes[entry.own :])
+    return [new.copy_(x) for new, x in zip(_empty(entry, sizes, inputs[0].device), found, strict=True)]
 
 
 def _described(tensors: list[torch.Tensor]) -> list[ArrayRef]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from aicf.driver import RegionResult
 from aicf.runtime.device import DeviceExecutable
 from aicf.semantic import Node
 
+from .as_written import AsWritten, NotCopied, as_written
 from .layouts import memory_order
 from .locations import location_of
 from .reader import Anchor, Reading, storage_of, written_by
@@ -47,6 +48,7 @@ class Place:
     inputs: list[torch.fx.Node]
     outputs: list[torch.fx.Node]
     copied: dict[torch.fx.Node, int]
+    written: AsWritten | None = None
 
 
 def misplaced(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[RegionResult]) -> set[Node]:
@@ -78,7 +80,9 @@ def rewrite(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[Region
             continue
         try:
             place = _plan(reading, nodes, result, copies=True)
-        except CannotPlace as no:
+            if not reading.doubtful.isdisjoint(size_names(result)):
+                place = replace(place, written=as_written(gm, place.inputs, place.outputs, new))
+        except (CannotPlace, NotCopied) as no:
             result.refuse(str(no))
         else:
             placed[_apply(gm, reading, nodes, result, place, new)] = result
@@ -127,14 +131,15 @@ def _plan(reading: Reading, nodes: list[torch.fx.Node], result: RegionResult, co
     starts = {node: min(_start(reading, a) for a in reading.anchors[node]) for node in result.inputs}
     last = max(starts, key=lambda n: starts[n])
     at = max(at, starts[last])
+    for name in size_names(result):
+        if name not in reading.sizes:
+            raise CannotPlace(f"size {name} is in no tensor's shape", result.outputs[0])
+        at = max(at, reading.positions[reading.sizes[name][0]])
     copied: dict[torch.fx.Node, int] = {}
     inputs = [_held(reading, node, at, last, copied if copies else None) for node in result.inputs]
     outputs = [_replaceable(reading, nodes, node, at) for node in result.outputs]
     for node, fx in zip([*result.inputs, *result.outputs], [*inputs, *outputs], strict=True):
         _on_device(result, node, fx)
-    for name in size_names(result):
-        if name not in reading.sizes:
-            raise CannotPlace(f"size {name} is in no input's shape", result.outputs[0])
     return Place(at, inputs, outputs, copied)
 
 
@@ -158,11 +163,14 @@ def _apply(
             size = _size(gm, reading, name)
         sizes.append(size)
         last = size if isinstance(size, torch.fx.Node) and size.op == "call_function" and size not in nodes else last
+    for node in place.written.numbers if place.written is not None else ():
+        sizes.append(node)
+        last = max(last, node, key=lambda n: list(gm.graph.nodes).index(n))
     with gm.graph.inserting_after(last):
         # The kernel writes rows along the last dimension; another innermost one needs a copy.
         orders = [memory_order(old) for old in outputs]
         direct = [o if o[-1:] == (len(o) - 1,) else tuple(range(len(o))) for o in orders]
-        number = register(result, direct)
+        number = register(result, direct, place.written and place.written.module, reading.doubtful)
         call = gm.graph.call_function(REGION, (number, inputs, sizes))
     call.meta = {k: v for k, v in outputs[0].meta.items() if k in ("stack_trace", "seq_nr", "from_node")}
     last = call

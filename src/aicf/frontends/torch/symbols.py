@@ -117,10 +117,8 @@ def _convert(e: Any) -> Expr:
     name = type(e).__name__
     if isinstance(e, sympy.Symbol):
         text = str(e)
-        if text.startswith(("u", "zuf")):
-            raise Unreadable(f"the size {text} depends on data and is not known before the graph runs")
-        if text.startswith("zf"):
-            raise Unreadable(f"{text} is a floating point input, not a size")
+        if text.startswith("z"):
+            raise Unreadable(f"{text} is a floating point number, not a size")
         return index(text)
     if isinstance(e, sympy.Integer | int):
         return integer_const(int(e))
@@ -166,7 +164,7 @@ class Dims:
 
     def __init__(self) -> None:
         self._known: dict[Any, Expr] = {}
-        self._by_hint: dict[int, list[tuple[torch.SymInt, Expr]]] = {}
+        self._by_hint: dict[int | None, list[tuple[torch.SymInt, Expr]]] = {}
 
     def expression(self, value: int | torch.SymInt) -> Expr:
         """The expression of a dimension. Raises Unreadable."""
@@ -180,14 +178,20 @@ class Dims:
 
     def _find(self, value: torch.SymInt) -> Expr:
         made = from_symbolic(value)
-        if isinstance(made, Const) or not value.node.has_hint():
+        if isinstance(made, Const):
             return made
-        others = self._by_hint.setdefault(value.node.hint, [])
+        others = self._by_hint.setdefault(value.node.hint if value.node.has_hint() else None, [])
         for other, known in others:
             if statically_known_true(value == other):
                 return known
         others.append((value, made))
         return made
+
+
+def is_positive(value: torch.SymInt) -> bool:
+    """Whether PyTorch knows that a size is at least 1: so it is for those of inputs, for those that depend on data if the program
+    says so (`torch._check`)."""
+    return bool(value.node.shape_env.bound_sympy(value.node.expr).lower >= 1)
 
 
 def type_of(value: torch.Tensor, dims: Dims) -> TensorType:
