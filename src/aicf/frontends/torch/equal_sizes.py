@@ -35,17 +35,19 @@ _PRODUCTS = {
 
 def settle_equal_sizes(traced: torch.fx.GraphModule, marked: Collection[str] = ()) -> None:
     """Guards every equality of sizes that an op of `traced` (ATen, with `meta["val"]`) forces and that is not known yet.
-    `marked`: sizes that must not be fixed."""
+
+    `marked`: sizes that must not be fixed.
+    """
     for node in traced.graph.nodes:
         if node.op != "call_function":
             continue
         if node.target is FLEX:
             q, k, v = (x.shape for x in _tensors(node)[:3])
-            _settle_all([(k[2], v[2]), (q[3], k[3]), (k[1], v[1]), *_broadcast([q[:1], k[:1], v[:1]])])
+            _settle_all([(k[2], v[2]), (q[3], k[3]), (k[1], v[1]), *_broadcast([q[:1], k[:1], v[:1]])], marked)
             _fix([q[1], k[1]], marked)
             _check_lengths(traced, node)
         elif isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
-            _settle_all(_forced(node))
+            _settle_all(_forced(node), marked)
             _fix(_heads_in_groups(node), marked)
             if node.target._schema.name.partition("::")[2] in _ATTENTION:
                 _check_lengths(traced, node)
@@ -55,7 +57,7 @@ def _fix(heads: Iterable[Dim], marked: Collection[str]) -> None:
     """Guards for the numbers of heads of an attention in which several query heads share a key: they are part of a model, not of
     a call."""
     for n in heads:
-        if isinstance(n, torch.SymInt) and n.node.has_hint() and not {str(s) for s in n.node.expr.free_symbols} & set(marked):
+        if isinstance(n, torch.SymInt) and n.node.has_hint() and not _names(n) & set(marked):
             int(n)
 
 
@@ -79,9 +81,15 @@ def _check_lengths(traced: torch.fx.GraphModule, attention: torch.fx.Node) -> No
         node.meta["val"] = value
 
 
-def _settle_all(pairs: Iterable[Pair]) -> None:
+def _names(n: torch.SymInt) -> set[str]:
+    return {str(s) for s in n.node.expr.free_symbols}
+
+
+def _settle_all(pairs: Iterable[Pair], marked: Collection[str]) -> None:
     for a, b in pairs:
-        _settle(a, b)
+        fixes = [x for x in (a, b) if isinstance(x, torch.SymInt)] if isinstance(a, int) or isinstance(b, int) else []
+        if not any(_names(x) & set(marked) for x in fixes):
+            _settle(a, b)
 
 
 def _settle(a: Dim, b: Dim) -> None:
