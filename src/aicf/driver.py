@@ -41,11 +41,13 @@ from aicf.scalar import BYTES, Const, Expr, call, integer, integer_const, is_flo
 from aicf.schedule.cost import Prediction
 from aicf.schedule.schedule import Schedule, ScheduleError, partial
 from aicf.schedule.target import TARGETS, CpuTarget, GpuTarget, Target, named_target
-from aicf.semantic import Graph, Location, Node, print_node
+from aicf.semantic import Graph, Location, Node, check_graph, print_node
 from aicf.semantic.types import product
 from aicf.streaming.recognise import Recognised, Stored
 
 Status = Literal["streamed", "declined", "refused"]
+Kind = Literal["attention", "reduction"]
+LARGE = 8 << 20  # bytes of scores that are only reduced, from which on computing them in tiles is thought of
 CPU_STAGES = ("llvm", "asm")
 GPU_STAGES = ("triton", "ptx", "sass", "resources")
 STAGES = ("semantic", "mcir", "kernel", *CPU_STAGES, *GPU_STAGES)
@@ -123,7 +125,8 @@ class RegionResult:
     tensors that are not known; `of_call`: they do, and are those of a call that was explained. `decision`: what the cost model
     was asked, and its answer; `prediction`: the numbers of that. `rows_end`: how many rows a block has that ends its keys by
     itself inside of a partial tile; 0 where none does. `stored`: tensors of the size of the scores that it reads all the same,
-    since it cannot compute them."""
+    since it cannot compute them. `kind`: an "attention" sums values, a "reduction" of scores does not; attentions alone are
+    what `require="streamed"` is about."""
 
     status: Status
     reason: str
@@ -148,6 +151,7 @@ class RegionResult:
     stored: tuple[StoredTensor, ...] = ()
     prediction: Prediction | None = None
     rows_end: int = 0
+    kind: Kind = "attention"
 
     def __getstate__(self) -> dict[str, Any]:
         """What a pickled report keeps: all but what only lives in the process that compiled."""
@@ -220,10 +224,15 @@ def compile_graph(
     on which the compiler itself fails, so that the others stream all the same (None: its error is raised).
     """
     chosen = options or Options()
+    check_graph(graph)
     module = AttentionPatternPass(anchors, parameters)(graph)
     results = [(_position(graph, r.name), _refused(r, hints or {})) for r in module.refusals]
+    relied_on = {user for region in module.regions for user, _ in semantics(region).leaks}
     for region in module.regions:
         found = semantics(region)
+        needed = found.values or any(n in relied_on for n in found.inside)
+        if not needed and chosen.fuse == "auto" and not _is_large(found, hints or {}):
+            continue
         try:
             validate_module(MCModule(regions=[region]), lowered=False)
             result = _compiled(region, chosen, hints or {})
@@ -232,8 +241,17 @@ def compile_graph(
                 raise
             result = RegionResult("refused", fault(e), found.value.location, found.value.name)
             result.bytes_unfused = unfused(found, hints or {})
+        result.kind = "attention" if found.values else "reduction"
+        if not needed and result.status != "streamed":
+            continue  # PyTorch computes it as it would without us
         results.append((_position(graph, found.value.name), result))
     return Compilation(graph, [r for _, r in sorted(results, key=lambda t: t[0])])
+
+
+def _is_large(found: Recognised, hints: Mapping[str, int]) -> bool:
+    """Whether scores that are only reduced are worth a kernel of their own."""
+    size = unfused(found, hints)
+    return size is not None and size >= LARGE
 
 
 def _position(graph: Graph, name: str) -> int:

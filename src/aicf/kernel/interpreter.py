@@ -35,7 +35,21 @@ from aicf.kernel.ir import (
     written,
 )
 from aicf.kernel.trace import Trace
-from aicf.scalar import BYTES, DType, Expr, Load, evaluate, integer, is_float, is_int, numpy_dtype, round_to, show, variables
+from aicf.scalar import (
+    BYTES,
+    MONOIDS,
+    DType,
+    Expr,
+    Load,
+    evaluate,
+    integer,
+    is_float,
+    is_int,
+    numpy_dtype,
+    round_to,
+    show,
+    variables,
+)
 
 _REDUCE: dict[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -314,7 +328,7 @@ class _Machine:
                 exact = np.float64 if np.issubdtype(value.dtype, np.floating) else value.dtype
                 total = value.sum(axis=-1, dtype=exact).astype(value.dtype)
             elif shape[-1] == 0:
-                total = np.full(shape[:-1], _identity(s.op, wide), value.dtype)
+                total = np.full(shape[:-1], MONOIDS[s.op].identity(wide), value.dtype)
             else:
                 total = _REDUCE[s.op].reduce(value, axis=-1)
             self.write(s.tile, total if old is None else _REDUCE[s.op](round_to(old, wide), total))
@@ -426,15 +440,6 @@ class _Machine:
                 found = _REDUCE[s.op].reduceat(found, np.arange(0, shape[d], axis.tile), axis=d)
             param[...] = round_to(found, _stored(dtype, self.double))
         self.trace.written[s.param] += param.size * BYTES[dtype]
-
-
-def _identity(op: str, dtype: DType) -> Any:
-    if is_float(dtype):
-        return -np.inf if op == "max" else np.inf
-    if dtype == "bool":
-        return op == "min"
-    info = np.iinfo(numpy_dtype(dtype))
-    return info.min if op == "max" else info.max
 
 
 def _rowwise(rows: Rows) -> bool:

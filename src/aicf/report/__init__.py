@@ -62,13 +62,19 @@ class Report:
         return [r for g in self.graphs for r in g.regions]
 
     @property
+    def attentions(self) -> list[RegionResult]:
+        """The regions that sum values: what `require="streamed"` is about."""
+        return [r for r in self.regions if r.kind == "attention"]
+
+    @property
     def summary(self) -> str:
         """The first line."""
         graphs = plural(len(self.graphs), "graph")
         if not self.regions:
             hidden = opaque(self.graphs)
             return f"no attention found in {graphs}" + (f"; not followed: {', '.join(hidden)}" if hidden else "")
-        return f"{plural(len(self.regions), 'attention')} in {graphs}: {_counts(self.regions)}"
+        parts = {"attention": self.attentions, "score reduction": [r for r in self.regions if r.kind == "reduction"]}
+        return "; ".join(f"{plural(len(r), what)} in {graphs}: {_counts(r)}" for what, r in parts.items() if r)
 
     def dump(self, stage: str) -> str:
         """All graphs (stage "semantic") or all streamed regions at another of STAGES.

@@ -18,6 +18,7 @@ def region_record(r: RegionResult, graph: int) -> dict[str, Any]:
     return {
         "name": r.name,
         "graph": graph,
+        "kind": r.kind,
         "status": r.status,
         "reason": r.reason,
         "source": place,

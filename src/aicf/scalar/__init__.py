@@ -33,19 +33,23 @@ from aicf.scalar.expr import (
 from aicf.scalar.functions import FUNCTIONS, Function
 from aicf.scalar.identity import digest, exact, fingerprint
 from aicf.scalar.integers import affine, bounds, extents, poly
+from aicf.scalar.monoids import EXTREMA, MONOIDS, Monoid
 from aicf.scalar.parse import ParseError, parse_expr, parse_prefix
 
 __all__ = [
     "BYTES",
     "DTYPES",
+    "EXTREMA",
     "FINFO_MIN",
     "FUNCTIONS",
+    "MONOIDS",
     "Call",
     "Const",
     "DType",
     "Expr",
     "Function",
     "Load",
+    "Monoid",
     "ParseError",
     "Reduce",
     "ReduceOp",

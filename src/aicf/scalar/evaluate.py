@@ -10,6 +10,7 @@ import numpy as np
 from aicf.scalar.dtypes import is_half, numpy_dtype, round_to
 from aicf.scalar.expr import Call, Const, Expr, Load, Reduce, Var, children, variables, walk
 from aicf.scalar.functions import FUNCTIONS
+from aicf.scalar.monoids import MONOIDS
 
 _REDUCE: dict[str, Any] = {
     "sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod, "any": np.any, "all": np.all,
@@ -82,8 +83,7 @@ def _reduce(node: Reduce, env: Mapping[str, Any], arrays: Mapping[str, Any], dou
     if body.ndim <= rank or body.shape[0] != extent:
         body = np.broadcast_to(body, (extent, *body.shape[-rank:]) if rank else (extent,))
     if extent == 0:
-        empty: dict[str, Any] = {"max": -np.inf, "min": np.inf, "sum": 0, "prod": 1, "any": False, "all": True}
-        return np.full(body.shape[1:], empty[node.op], dtype=body.dtype)
+        return np.full(body.shape[1:], MONOIDS[node.op].unit, dtype=body.dtype)
     return _REDUCE[node.op](body, axis=0)
 
 

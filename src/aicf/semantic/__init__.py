@@ -7,8 +7,10 @@ from aicf.semantic.graph import Graph, Node, ancestors, users_of
 from aicf.semantic.ops import OPS, Op, TypeRuleError
 from aicf.semantic.printer import print_graph, print_node
 from aicf.semantic.types import Location, TensorType, tensor_type
+from aicf.semantic.verifier import GraphFault, check_graph, verify_graph
 
 __all__ = [
-    "OPS", "Graph", "GraphBuilder", "GraphError", "Location", "Node", "Op", "TensorType", "TypeRuleError", "ancestors",
-    "bind_sizes", "build_attention_semantic_graph", "print_graph", "print_node", "run_graph", "tensor_type", "users_of",
+    "OPS", "Graph", "GraphBuilder", "GraphError", "GraphFault", "Location", "Node", "Op", "TensorType", "TypeRuleError",
+    "ancestors", "bind_sizes", "build_attention_semantic_graph", "check_graph", "print_graph", "print_node", "run_graph",
+    "tensor_type", "users_of", "verify_graph",
 ]  # fmt: skip

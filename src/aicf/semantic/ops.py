@@ -56,12 +56,16 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class Op:
-    """A row of the table."""
+    """A row of the table. `arity`: the number of operands, or the least number of an op that takes any; `attrs`: what its nodes
+    say beside the operands."""
 
     name: str
     infer: Callable[[Types, Attrs], TensorType]
     numpy: Callable[[list[Any], Attrs, TensorType, Sizes], Any]
     meaning: Callable[[Types, Attrs, TensorType, At, Reader], Expr] | None
+    arity: int = 1
+    attrs: tuple[str, ...] = ()
+    more: bool = False
 
 
 class TypeRuleError(ValueError):
@@ -133,6 +137,10 @@ def _iota_type(types: Types, attrs: Attrs) -> TensorType:
     return TensorType(attrs["dtype"], (attrs["length"],))
 
 
+def _iota_numpy(values: list[Any], attrs: Attrs, out: TensorType, sizes: Sizes) -> Any:
+    return np.arange(integer(attrs["length"], sizes)).astype(numpy_dtype(out.dtype))
+
+
 # ------------------------------------------------------------------------------------------------ element-wise
 
 
@@ -152,7 +160,7 @@ def _elementwise(name: str) -> Op:
     def meaning(types: Types, attrs: Attrs, out: TensorType, at: At, r: Reader) -> Expr:
         return call(name, *(r.read(k, aligned(t.shape, at)) for k, t in enumerate(types)))
 
-    return Op(name, infer, numpy, meaning)
+    return Op(name, infer, numpy, meaning, row.arity)
 
 
 def aligned(shape: tuple[Expr, ...], at: At) -> At:
@@ -637,25 +645,25 @@ def _scalar_meaning(types: Types, attrs: Attrs, out: TensorType, at: At, r: Read
 
 
 _ROWS = [
-    Op("input", _given, _no_numpy, None),
-    Op("constant", _constant_type, lambda v, a, t, s: round_to(a["value"], t.dtype), _constant_meaning),
-    Op("scalar", _scalar_type, _scalar_numpy, _scalar_meaning),
-    Op("iota", _iota_type, lambda v, a, t, s: np.arange(integer(a["length"], s)).astype(numpy_dtype(t.dtype)), _iota_meaning),
+    Op("input", _given, _no_numpy, None, 0, ("type",)),
+    Op("constant", _constant_type, lambda v, a, t, s: round_to(a["value"], t.dtype), _constant_meaning, 0, ("value", "dtype")),
+    Op("scalar", _scalar_type, _scalar_numpy, _scalar_meaning, 0, ("value",)),
+    Op("iota", _iota_type, _iota_numpy, _iota_meaning, 0, ("length", "dtype")),
     *(_elementwise(name) for name in FUNCTIONS),
-    Op("cast", _cast_type, lambda v, a, t, s: round_to(v[0], t.dtype), _cast_meaning),
-    Op("reshape", _reshape_type, lambda v, a, t, s: v[0].reshape(_shape(a, s)), _reshape_meaning),
-    Op("permute", _permute_type, lambda v, a, t, s: v[0].transpose(a["perm"]), _permute_meaning),
-    Op("expand", _expand_type, lambda v, a, t, s: np.broadcast_to(v[0], _shape(a, s)), _expand_meaning),
-    Op("slice", _slice_type, _slice_numpy, _slice_meaning),
-    Op("concat", _concat_type, lambda v, a, t, s: np.concatenate(v, axis=a["axis"]), _concat_meaning),
-    Op("pad", _pad_type, _pad_numpy, _pad_meaning),
-    Op("take", _take_type, _take_numpy, _take_meaning),
-    Op("gather", _gather_type, _gather_numpy, _gather_meaning),
-    Op("reduce", _reduce_type, _reduce_numpy, _reduce_meaning),
-    Op("matmul", _matmul_type, _matmul_numpy, _matmul_meaning),
-    Op("einsum", _einsum_type, _einsum_numpy, _einsum_meaning),
-    Op("softmax", _same_float, _softmax_numpy(log=False), _softmax_meaning),
-    Op("log_softmax", _same_float, _softmax_numpy(log=True), _log_softmax_meaning),
-    Op("logsumexp", _logsumexp_type, _logsumexp_numpy, _logsumexp_meaning),
+    Op("cast", _cast_type, lambda v, a, t, s: round_to(v[0], t.dtype), _cast_meaning, 1, ("dtype",)),
+    Op("reshape", _reshape_type, lambda v, a, t, s: v[0].reshape(_shape(a, s)), _reshape_meaning, 1, ("shape",)),
+    Op("permute", _permute_type, lambda v, a, t, s: v[0].transpose(a["perm"]), _permute_meaning, 1, ("perm",)),
+    Op("expand", _expand_type, lambda v, a, t, s: np.broadcast_to(v[0], _shape(a, s)), _expand_meaning, 1, ("shape",)),
+    Op("slice", _slice_type, _slice_numpy, _slice_meaning, 1, ("start", "length", "step")),
+    Op("concat", _concat_type, lambda v, a, t, s: np.concatenate(v, axis=a["axis"]), _concat_meaning, 1, ("axis",), True),
+    Op("pad", _pad_type, _pad_numpy, _pad_meaning, 1, ("low", "high", "value")),
+    Op("take", _take_type, _take_numpy, _take_meaning, 2, ("axes", "position"), True),
+    Op("gather", _gather_type, _gather_numpy, _gather_meaning, 2, ("axis",)),
+    Op("reduce", _reduce_type, _reduce_numpy, _reduce_meaning, 1, ("op", "axes", "keepdims")),
+    Op("matmul", _matmul_type, _matmul_numpy, _matmul_meaning, 2),
+    Op("einsum", _einsum_type, _einsum_numpy, _einsum_meaning, 1, ("inputs", "output"), True),
+    Op("softmax", _same_float, _softmax_numpy(log=False), _softmax_meaning, 1, ("axis",)),
+    Op("log_softmax", _same_float, _softmax_numpy(log=True), _log_softmax_meaning, 1, ("axis",)),
+    Op("logsumexp", _logsumexp_type, _logsumexp_numpy, _logsumexp_meaning, 1, ("axis", "keepdims")),
 ]
 OPS: dict[str, Op] = {row.name: row for row in _ROWS}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from aicf.scalar import Const, Expr, Var, call, extents, index, substitute, variables
+from aicf.scalar import Const, Expr, Var, call, extents, index, integer_const, substitute, variables
 from aicf.semantic import Node
 from aicf.semantic.ops import At
 from aicf.semantic.types import is_one, product
@@ -22,16 +22,18 @@ CONTRACTIONS = ("matmul", "einsum")
 CREATED = ("scalar", "iota")
 SOFTMAXES = ("softmax", "log_softmax", "logsumexp")
 EXPONENTIALS = ("exp", "exp2", "expm1")
+WIDER = 2  # a row of scores beside what its products contract: from here on it is an intermediate that is large
 
 
 @dataclass
 class Candidate:
-    """A value contraction, the variable it sums over, its operands P (`weights`, read at `place`) and V (`values`), the row
-    variables that only P has, the view of the contraction whose elements the variables index (`seen`, at `plain`; mostly itself),
-    the score contractions below P, and the contractions that mix P's rows (`blocked`; `additive`: one of them only weighs and
-    sums what is no product of rows and keys; `elsewhere`: one has the summed variable as a batch). `products`: the element-wise
-    products that belong to contractions spelt as a product and a sum. `softmax_like`: exponentials of the scores are taken on
-    the way (and the scores not only normalised, as by a norm between two linear layers)."""
+    """A value contraction, the variable it sums over, its operands P (`weights`, read at `place`) and V (`values`; None for
+    another reduction, of P alone), the row variables that only P has, the view of the contraction whose elements the variables
+    index (`seen`, at `plain`; mostly itself), the score contractions below P, and the contractions that mix P's rows
+    (`blocked`; `additive`: one of them only weighs and sums what is no product of rows and keys; `elsewhere`: one has the summed
+    variable as a batch). `products`: the element-wise products that belong to contractions spelt as a product and a sum.
+    `softmax_like`: exponentials of the scores are taken on the way (and the scores not only normalised, as by a norm between two
+    linear layers)."""
 
     node: Node
     at: At
@@ -40,7 +42,7 @@ class Candidate:
     length: Expr
     weights: Node
     place: At
-    values: Node
+    values: Node | None
     rows: frozenset[Var]
     seen: Node
     plain: At
@@ -130,6 +132,39 @@ def _of_contraction(
             if c.atoms or c.blocked:
                 found.append(c)
     return found
+
+
+def reduction_candidates(node: Node) -> list[Candidate]:
+    """All ways to see `node`, a reduction over one axis (a maximum, a log-sum-exp, whether any), as one of a tensor computed from
+    scores."""
+    if node.op not in ("reduce", "logsumexp"):
+        return []
+    at, known = output_index(node)
+    here = step(node, at, known)
+    if here is None or (node.op == "reduce" and len(here.bound) != 1):
+        return []
+    over, length = next(iter(here.bound.items()))
+    own = next((a for _, a in here.accesses if over in free(a)), None)
+    if own is None:
+        return []
+    rows = free(own) - {over}
+    c = Candidate(node, at, {**known, over: length}, over, length, node.inputs[0], own, None, rows, node, at)
+    batch = _walk(c, None)
+    if c.blocked and batch:
+        narrowed = Candidate(node, at, c.known, over, length, c.weights, own, None, rows - batch, node, at)
+        _walk(narrowed, None)
+        c = narrowed
+    return [c] if c.atoms and not c.blocked and _wide(c) else []
+
+
+def _wide(c: Candidate) -> bool:
+    """Whether a row of scores is larger than what it is made of: statistics of a layer's features are none of this kind."""
+    made_of: Expr = integer_const(0)
+    for a in c.atoms:
+        here = step(a, *output_index(a))
+        assert here is not None
+        made_of = call("add", made_of, product(here.bound.values()))
+    return not (isinstance(made_of, Const) and isinstance(c.length, Const)) or c.length.value >= WIDER * made_of.value
 
 
 def _apart(node: Node, n: int, at: At, rows: frozenset[Var]) -> bool:
@@ -247,13 +282,13 @@ def two_axis(at: At, stream: Collection[Var], rows: frozenset[Var]) -> bool:
     return any(s in here for s in stream) and (not rows or bool(here & rows))
 
 
-def _walk(c: Candidate, values: Contraction) -> frozenset[Var]:
+def _walk(c: Candidate, values: Contraction | None) -> frozenset[Var]:
     """Collects the score contractions that P's element depends on at (i, j), through element-wise ops, views and softmaxes.
     Returns the row variables that both sides of a blocked one have: a batch of products, not one of each row with each key."""
     stack = [(c.weights, c.place)]
     seen: set[tuple[Node, At]] = set()
     batch: frozenset[Var] = frozenset()
-    c.products += values.products
+    c.products += values.products if values is not None else ()
     users: dict[Node, list[Node]] = {}
     whole = False
     while stack:

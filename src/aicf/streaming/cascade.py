@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aicf.scalar import (
+    MONOIDS,
     Call,
     Const,
     Expr,
@@ -35,8 +36,6 @@ from aicf.semantic.types import product
 from aicf.streaming.candidates import digits
 from aicf.streaming.derive import Reduction
 from aicf.streaming.simplify import split
-
-COMBINES = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
 
 
 class NotACascade(Exception):
@@ -100,7 +99,7 @@ class Extraction:
         terms = [self.take(substitute(e.body, {e.var: integer_const(k)})) for k in range(int(e.extent.value))]
         total = terms[0]
         for term in terms[1:]:
-            total = call(COMBINES[e.op], total, term)
+            total = call(MONOIDS[e.op].combine, total, term)
         return total
 
     def _folded(self, e: Reduce) -> Reduce:

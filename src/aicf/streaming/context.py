@@ -5,12 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from aicf.scalar import Call, Const, DType, Expr, Var, call, cast, const, is_half, promote, show, substitute, var, variables
+from aicf.scalar import (
+    MONOIDS,
+    Call,
+    Const,
+    DType,
+    Expr,
+    Var,
+    call,
+    cast,
+    const,
+    is_half,
+    promote,
+    show,
+    substitute,
+    var,
+    variables,
+)
 from aicf.streaming.terms import Polynomial, Term, expanded, product, sum_poly, term_poly
 
 RANK_LIMIT = 8
 Extremum = Literal["max", "min"]
-IDENTITY: dict[str, float] = {"max": float("-inf"), "min": float("inf")}
 
 
 class Refused(Exception):
@@ -88,7 +103,7 @@ def new_base(
 ) -> Expr:
     """The state of `op` over the stream of `body` where `keep` holds; the one that exists if there is one."""
     for condition in keep:
-        body = call("where", condition, body, cast(const(IDENTITY[op], c.dtype), promote(body.dtype, c.dtype)))
+        body = call("where", condition, body, cast(MONOIDS[op].nothing(c.dtype), promote(body.dtype, c.dtype)))
     same = expanded(body, True)
     for found in c.bases.values():
         if found.op == op and found.init is init and (found.body is body or expanded(found.body, True) == same):
@@ -105,8 +120,7 @@ def new_base(
 
 def some(c: Context, keep: tuple[Expr, ...]) -> Expr:
     """Whether any element satisfies `keep`: a maximum over 0 where it does and -inf elsewhere is above -inf."""
-    found = new_base(c, const(0.0, c.dtype), "max", keep)
-    return call("ne", found, const(IDENTITY["max"], found.dtype))
+    return MONOIDS["any"].finalise(new_base(c, const(0.0, c.dtype), "max", keep))
 
 
 # ------------------------------------------------------------------------------------------------ what an extremum bounds

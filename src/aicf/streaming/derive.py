@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aicf.scalar import (
+    EXTREMA,
+    MONOIDS,
     Call,
     Const,
     DType,
@@ -32,10 +34,8 @@ from aicf.scalar import (
 )
 from aicf.scalar import show as show_expr
 from aicf.streaming.context import (
-    IDENTITY,
     RANK_LIMIT,
     Context,
-    Extremum,
     Found,
     Match,
     Refused,
@@ -45,8 +45,9 @@ from aicf.streaming.context import (
     positive,
     some,
 )
+from aicf.streaming.equality import same_value
 from aicf.streaming.extrema import extremum
-from aicf.streaming.gauge import gauge_free, same_value
+from aicf.streaming.gauge import gauge_free
 from aicf.streaming.kept import referred_to_kept
 from aicf.streaming.separate import canon, separate
 from aicf.streaming.stream_program import Base, NotSeparable, Reduction, Shift, StreamProgram, Sum
@@ -175,11 +176,12 @@ class _States:
 
 
 def _reduction(s: _States, r: Reduction, body: Expr) -> Expr:
+    lifted = MONOIDS[r.op].lift(body, s.c.dtype)
     match r.op:
         case "sum":
-            return _sum(s, r.name, cast(body, "i64") if body.dtype == "bool" else body)
+            return _sum(s, r.name, lifted)
         case "max" | "min":
-            return extremum(s.c, cast(body, s.c.dtype) if body.dtype == "bool" else body, r.op)
+            return extremum(s.c, lifted, r.op)
         case "any":
             return _any(s.c, body)
         case "all":
@@ -197,12 +199,11 @@ def _any(c: Context, body: Expr) -> Expr:
     if isinstance(body, Call) and body.fn == "not" and isinstance(body.args[0], Call) and body.args[0].fn == "eq":
         body = call("ne", *body.args[0].args)
     if isinstance(body, Call) and body.fn == "ne":
-        for op, lowest in IDENTITY.items():
-            kind: Extremum = "max" if op == "max" else "min"
-            if body.args[1] is const(lowest, body.args[1].dtype) and is_float(body.args[1].dtype):
+        for op in EXTREMA:
+            if body.args[1] is MONOIDS[op].nothing(body.args[1].dtype) and is_float(body.args[1].dtype):
                 # Some u is not -inf exactly when their maximum is not (a NaN is neither, and propagates).
-                found = new_base(c, body.args[0], kind, ())
-                return call("ne", found, const(lowest, found.dtype))
+                found = new_base(c, body.args[0], op, ())
+                return call("ne", found, MONOIDS[op].nothing(found.dtype))
     return some(c, (body,))
 
 
@@ -288,7 +289,7 @@ def _restored(s: _States, g: Expr, rest: Term) -> Term:
     value: Expr = g
     for base in (s.away[a] for e in rest.exponent for a, _ in e.powers if a in s.away and g not in s.relative):
         # No reference was subtracted in the source: a row without scores adds up exp(-inf - r), 0 unless r is -inf too.
-        value = call("where", call("eq", base, const(IDENTITY[s.c.bases[base].op], base.dtype)), const(0, g.dtype), value)
+        value = call("where", call("eq", base, MONOIDS[s.c.bases[base].op].nothing(base.dtype)), const(0, g.dtype), value)
     return product(Term(powers=((value, 1),)), rest)
 
 
@@ -466,7 +467,7 @@ def _shift(s: _States, name: str, t: Term, dtype: DType) -> Shift | None:
             base = s.centred[atom]
             rest = replace(t, powers=tuple(p for p in t.powers if p[0] is not atom), rows=())
             partner, _, _ = _carried(s, name, rest, dtype)
-            start = call("eq", before(base), const(IDENTITY[s.c.bases[base].op], base.dtype))
+            start = call("eq", before(base), MONOIDS[s.c.bases[base].op].nothing(base.dtype))
             distance = call("sub", before(base), reference(base))
             return Shift(partner.name, base.name, call("where", start, const(0, base.dtype), distance))
     return None
@@ -579,7 +580,7 @@ def _empty_rows(s: _States, done: dict[str, Expr], results: dict[str, Expr]) -> 
     """
     out = dict(results)
     for base, found in list(s.c.bases.items()):
-        low = const(IDENTITY[found.op], base.dtype)
+        low = MONOIDS[found.op].nothing(base.dtype)
         starts = _arguments(found.op, found.init)
         if any(isinstance(x, Const) and x.value != low.value for x in starts):
             continue  # it never is the identity

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-from aicf.scalar import FUNCTIONS, Call, Const, Expr, call, const, is_float
-from aicf.streaming.context import IDENTITY, Context, Extremum, Refused, new_base, positive, some
+from aicf.scalar import FUNCTIONS, MONOIDS, Call, Const, Expr, call, is_float
+from aicf.streaming.context import Context, Extremum, Refused, new_base, positive, some
 from aicf.streaming.separate import addends, canon, separate, with_condition
 from aicf.streaming.terms import Term, add_up, to_expr
 
@@ -51,11 +51,11 @@ def extremum(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...] = ()) -> 
 
 def _if_any(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...]) -> Expr:
     """`e` if some element satisfies `keep`, else the identity: for values that don't become the identity by themselves."""
-    return call("where", some(c, keep), e, const(IDENTITY[op], e.dtype)) if keep else e
+    return call("where", some(c, keep), e, MONOIDS[op].nothing(e.dtype)) if keep else e
 
 
 def _is_identity(e: Expr, op: Extremum) -> bool:
-    return isinstance(e, Const) and float(e.value) == IDENTITY[op]
+    return isinstance(e, Const) and float(e.value) == MONOIDS[op].unit
 
 
 def _positive_scale(c: Context, e: Expr) -> tuple[Expr, Expr] | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aicf.scalar import Call, Const, Expr, call, const, substitute, var, variables
+from aicf.scalar import MONOIDS, Call, Const, Expr, call, const, substitute, var, variables
 from aicf.streaming.gauge import scaling
 from aicf.streaming.stream_program import Base, StreamProgram, Sum
 
@@ -85,7 +85,7 @@ def _referred(p: StreamProgram, base: Base, conditions: Sequence[Expr], sums: Se
     keep = conditions[0]
     for c in conditions[1:]:
         keep = call("and", keep, c)
-    body = call("where", keep, base.body, const(float("-inf"), base.dtype))
+    body = call("where", keep, base.body, MONOIDS["max"].nothing(base.dtype))
     own = Base(name, "max", body, None, var("ref" + name[1:], base.dtype), var("old" + name[1:], base.dtype))
     new = {s.name: _moved(s, base, own, conditions) for s in sums}
     # What the source makes of the largest kept exponential before anything is divided by it: 0 here is 0 / 0 there. As a square

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from aicf.scalar import DType, Load, evaluate, is_int, numpy_dtype
+from aicf.scalar import MONOIDS, DType, Load, evaluate, is_int, numpy_dtype
 from aicf.streaming.stream_program import Base, StreamProgram, Sum
 
 State = dict[str, Any]
@@ -24,10 +24,7 @@ Read = Callable[[Load, tuple[Any, ...]], Any]
 
 def identity(op: str, dtype: DType) -> float | int:
     """The identity of `max` or `min` in `dtype`."""
-    if is_int(dtype):
-        info = np.iinfo(numpy_dtype(dtype))
-        return int(info.min if op == "max" else info.max)
-    return -np.inf if op == "max" else np.inf
+    return MONOIDS[op].identity(dtype)
 
 
 def init(

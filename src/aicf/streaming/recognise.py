@@ -41,6 +41,7 @@ from aicf.streaming.candidates import (
     digits,
     free,
     pure,
+    reduction_candidates,
     single_key,
     two_axis,
     without_products,
@@ -70,8 +71,9 @@ class Exit:
 class Recognised:
     """A region found: still semantics, no tiles. Variables: `batch` shared by everything, `row`, `stream`, per-exit columns.
     `leaks`: what else reads a tensor of rows x keys of it, with the refusal if that is not within a region of its own.
-    `stored`: what it reads of that size which the graph computes. `smaller`: the region with fewer products in its tiles, for
-    when the tensor of one of them has to be written anyway."""
+    `stored`: what it reads of that size which the graph computes. `values`: it has a sum with values; without one it is a
+    reduction of scores. `smaller`: the region with fewer products in its tiles, for when the tensor of one of them has to be
+    written anyway."""
 
     value: Node
     atoms: tuple[Atom, ...]
@@ -87,6 +89,7 @@ class Recognised:
     softmax_like: bool
     leaks: tuple[tuple[Node, Refused], ...] = ()
     stored: tuple[Stored, ...] = ()
+    values: bool = True
     smaller: Recognised | None = field(default=None, repr=False, compare=False)
 
 
@@ -160,9 +163,28 @@ def recognise(
         if isinstance(best, Recognised):
             taken.update(best.inside)
             taken.update(e.node for e in best.exits)
-    found = _needed(_settled(found), context.outputs)
+    alone = _reductions(context, taken)
+    found = _needed(_settled([*found, *alone]), context.outputs)
+    # What reduces scores alone and cannot be taken is left as it is: nothing is lost that anybody counts on.
+    found = [f for f in found if isinstance(f, Recognised) or f.node not in {r.value for r in alone}]
     taken = {n for f in found if isinstance(f, Recognised) for n in (*f.inside, *(e.node for e in f.exits))}
     return [f for f in found if isinstance(f, Recognised) or f.node not in taken]
+
+
+def _reductions(context: _Context, taken: set[Node]) -> list[Recognised]:
+    """Regions without values: reductions over an axis of scores that no other region computes."""
+    found: list[Recognised] = []
+    taken = set(taken)
+    for node in context.nodes:
+        if node in taken:
+            continue
+        for c in reduction_candidates(node):
+            result = _attempt(context, c)
+            if isinstance(result, Recognised):
+                found.append(result)
+                taken.update(result.inside)
+                taken.update(e.node for e in result.exits)
+    return found
 
 
 def _settled(found: list[Recognised | Refused]) -> list[Recognised | Refused]:
@@ -300,7 +322,7 @@ class _Pull:
         self.further: dict[Node, tuple[Node, ...]] = {}
         self.unrolled: set[Node] = set()
         # Operands made of positions alone are loaded all the same: a region says which tensors its products are made of.
-        operands = [c.values, *(x for a in c.atoms for x in a.inputs)]
+        operands = [*([] if c.values is None else [c.values]), *(x for a in c.atoms for x in a.inputs)]
         self.operands = frozenset(_held(context, x) for x in operands if x in context.pure)
         self.puller = Puller(self.cut)
         self.puller.extents.update(c.known)
@@ -443,7 +465,7 @@ def _region(context: _Context, c: Candidate, policy: _Pull) -> Recognised | Refu
         if not c.softmax_like:
             return None
         return Refused(c.node, _mixing(c), c.node if c.elsewhere else c.blocked[0])
-    if not c.softmax_like and _weight(context, c.values):
+    if not c.softmax_like and c.values is not None and _weight(context, c.values):
         return None  # said before anything is pulled: through residual sums and norms a linear layer reaches all layers below it
     read = (*(x for a in c.atoms for x in a.inputs), *c.node.inputs, c.node)
     none = next((n for n in read if any(isinstance(d, Const) and d.value == 0 for d in n.type.shape)), None)
@@ -485,7 +507,9 @@ def _region(context: _Context, c: Candidate, policy: _Pull) -> Recognised | Refu
         return Refused(c.node, why) if c.softmax_like else None
     if not extraction.atoms:
         return Refused(c.node, "the mask hides every score, whatever they are: nothing is left to stream", None)
-    if not c.softmax_like and ((leaks and _projected(policy)) or _weights(context, policy, c, extraction)):
+    # Without values the result is smaller than the scores, whatever those are made of.
+    linear = c.values is not None and not c.softmax_like
+    if linear and ((leaks and _projected(policy)) or _weights(context, policy, c, extraction)):
         return None
     return _finished(policy, c, extraction, exits, columns, leaks)
 
@@ -526,7 +550,7 @@ def _prepared(extraction: Extraction, policy: _Pull, element: Expr) -> Expr:
 
 def _interesting(c: Candidate, policy: _Pull, element: Expr) -> bool:
     """Something other than a plain product of matrices happens between the scores and the sum."""
-    if c.softmax_like:
+    if c.softmax_like or c.values is None:
         return True
     own = {c.node, *c.products, *policy.atoms}
     between = [n for n in policy.puller.visits if n in policy.below and n not in own]
@@ -548,7 +572,7 @@ def _weights(context: _Context, policy: _Pull, c: Candidate, extraction: Extract
     # Where in the keys to look (an index tensor's numbers) is no key.
     names = {x.tensor for a in extraction.atoms.values() for x in walk(a.key) if isinstance(x, Load) and is_float(x.dtype)}
     keys = bool(names) and all(_weight(context, policy.puller.loads[n]) for n in names)
-    return keys or _weight(context, c.values)
+    return keys or (c.values is not None and _weight(context, c.values))
 
 
 def _projected(policy: _Pull) -> bool:
@@ -829,6 +853,7 @@ def _finished(
     return Recognised(
         c.node, atoms, cascade, final, {k: v for k, v in policy.puller.loads.items() if k in used},
         batch, new_row, new_stream, new_columns, renamed, inside, c.softmax_like, tuple(leaks.items()), stored,
+        c.values is not None,
     )  # fmt: skip
 
 

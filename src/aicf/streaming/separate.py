@@ -14,8 +14,8 @@ import math
 from dataclasses import replace
 from typing import Literal
 
-from aicf.scalar import Call, Const, Expr, Var, call, children, const, is_float, promote, rebuild
-from aicf.streaming.context import IDENTITY, RANK_LIMIT, Context, Extremum, Refused, matching, new_base, positive
+from aicf.scalar import MONOIDS, Call, Const, Expr, Var, call, children, const, is_float, promote, rebuild
+from aicf.streaming.context import RANK_LIMIT, Context, Extremum, Refused, matching, new_base, positive
 from aicf.streaming.terms import LN2, NOTHING, Term, add_up, inverse, key, merge, product, scaled, to_expr
 
 # ------------------------------------------------------------------------------------------------ sums
@@ -404,7 +404,7 @@ def _is_nan(c: Context, p: Expr) -> Expr | None:
         return None
     base = matched[0].base
     exponential = _exponential_key(t.exponent)
-    event: Expr = call("eq", base.state, const(IDENTITY[base.op], base.state.dtype))
+    event: Expr = call("eq", base.state, MONOIDS[base.op].nothing(base.state.dtype))
     # What else the source subtracts, a log-sum-exp, is NaN where a score is; where one is inf, the others give 0.
     rows = [e for e in t.exponent if e not in streamed and any(c.has_rho(a) and a is not base.state for a, _ in e.powers)]
     if rows:

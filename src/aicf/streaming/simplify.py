@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aicf.scalar import (
+    MONOIDS,
     Call,
     Const,
     DType,
@@ -102,9 +103,7 @@ def split(e: Reduce, length: Expr, known: dict[Var, Expr]) -> Expr | None:
         for k in range(extra):
             at = const(k, "i64") if k < start else call("add", end, const(k - start, "i64"))
             single = decide(substitute(e.body, {e.var: at}), known)
-            value = call({"sum": "add", "max": "max", "min": "min"}.get(e.op, "add"), value, single)
-        if e.op not in ("sum", "max", "min"):
-            return None
+            value = call(MONOIDS[e.op].combine, value, single)
         return value
     return None
 

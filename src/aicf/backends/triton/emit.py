@@ -50,7 +50,7 @@ from aicf.kernel import (
     written,
 )
 from aicf.kernel.lowering.expressions import expressions
-from aicf.scalar import Call, Const, DType, Expr, Load, call, integer_const, is_float, is_half, var, variables, walk
+from aicf.scalar import MONOIDS, Call, Const, DType, Expr, Load, call, integer_const, is_float, is_half, var, variables, walk
 
 MIN_DOT = 16  # the shortest side of a product that tensor cores take
 
@@ -558,13 +558,8 @@ def _never(e: Expr) -> bool:
 
 
 def _identity(op: str, dtype: DType) -> str:
-    if op == "sum":
-        return "0.0" if is_float(dtype) else "0"
-    if is_float(dtype):
-        return 'float("-inf")' if op == "max" else 'float("inf")'
-    bits = {"u8": 8, "i8": 7, "i16": 15, "i32": 31, "i64": 63}[dtype]
-    low = 0 if dtype == "u8" else -(2**bits)
-    return str(low) if op == "max" else str(2**bits - 1)
+    value = MONOIDS[op].identity(dtype)
+    return f'float("{value}")' if isinstance(value, float) and value else str(value)
 
 
 __all__ = ["Entry", "Source", "emit", "padded"]

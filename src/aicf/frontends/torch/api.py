@@ -114,7 +114,7 @@ def explained(fn_or_module: Any, options: Mapping[str, Any], /, *args: Any, **kw
         report.breaks = breaks.lines()
     finally:
         torch._dynamo.reset()
-    if options.get("require") == "streamed" and not report.regions:
+    if options.get("require") == "streamed" and not report.attentions:
         raise NotStreamed([], missed(report.graphs, report.breaks))
     return report
 

@@ -134,7 +134,7 @@ def _telling(made: Callable[..., Any], report: GraphReport, cut: bool) -> Callab
 
 
 def _require(options: BackendOptions, report: GraphReport) -> None:
-    missing = [r for r in report.regions if r.status != "streamed"]
+    missing = [r for r in report.regions if r.status != "streamed" and r.kind == "attention"]
     if options.require == "streamed" and (missing or report.problem):
         said = f"the graph could not be taken as a whole: {report.problem}" if report.problem else ""
         error = NotStreamed([(r.source, r.name, r.status, r.reason) for r in missing], said)
@@ -155,6 +155,8 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
         report.regions = in_order(reading, [*report.regions, *attention_ops(reading)])
         gradients = Gradients(gm, inputs)
         refuse_gradients(traced, reading, report.regions, gradients)
+        # A reduction of scores is missed by nobody: PyTorch computes it as it would have.
+        report.regions = [r for r in report.regions if r.kind == "attention" or r.reason != GRADIENT]
         if not rewrite(traced, reading, report.regions):
             return report, None
         gradients.detach_regions(traced)

@@ -66,7 +66,7 @@ class Watch:
         return run
 
     def _check(self, seen: list[tuple[GraphReport, bool]], breaks: Breaks, call: Callable[..., Any]) -> None:
-        if any(r.regions for r, _ in seen):  # and all of them stream, or the backend had raised
+        if any(x.kind == "attention" for r, _ in seen for x in r.regions):  # and all of them stream, or the backend had raised
             self.streamed = True
             return
         new = breaks.lines()

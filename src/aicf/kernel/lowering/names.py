@@ -15,6 +15,7 @@ from aicf.kernel.lowering.expressions import expressions
 from aicf.mcir.passes.streaming_lowering import Operand, TilePolicy, Tiling, finalizer, semantics
 from aicf.mcir.regions import Region, StreamingRegion, TileRegion
 from aicf.scalar import (
+    MONOIDS,
     Call,
     Const,
     Expr,
@@ -307,7 +308,7 @@ class Names:
 
 def identity(b: Base) -> Const:
     """The extremum of nothing."""
-    return const(float("-inf") if b.op == "max" else float("inf"), "f32")
+    return MONOIDS[b.op].nothing("f32")
 
 
 def reference(b: Base, extremum: Expr) -> Expr:

@@ -63,7 +63,8 @@ def _module(found: Iterable[Recognised | Refused], sources: Sources = MappingPro
             )
             continue
         number = f"_{len(module.regions)}" if module.regions else ""
-        module.regions.append(_region(item, f"attention_region{number}", sources))
+        kind = "attention" if item.values else "reduction"
+        module.regions.append(_region(item, f"{kind}_region{number}", sources))
     return module
 
 
@@ -81,7 +82,8 @@ def _region(seen: Recognised, name: str, sources: Sources) -> ExecutionRegion:
     q, k, v = roles(found)
     origins = Origins(seen.loads, seen.extents, sources)
     parts = parts_of(seen, origins.traced)
-    region.attrs["pattern"] = "scaled_dot_product_attention" if found.softmax_like else "score_map_attention"
+    pattern = "scaled_dot_product_attention" if found.softmax_like else "score_map_attention"
+    region.attrs["pattern"] = pattern if found.values else "reduction_of_scores"
     region.attrs["has_mask"] = has_mask(parts)
     region.attrs["q_name"], region.attrs["k_name"], region.attrs["v_name"] = q, k, v
     operations = [
@@ -89,7 +91,8 @@ def _region(seen: Recognised, name: str, sources: Sources) -> ExecutionRegion:
         *(["mask"] if has_mask(parts) else []),
         *(["softmax"] if found.softmax_like else ["score_map"]),
     ]
-    region.attrs["operations"] = (*operations, "value_matmul")
+    reduced = ["value_matmul"] if found.values else [r.op for r in found.cascade]
+    region.attrs["operations"] = (*operations, *dict.fromkeys(reduced))
     region.attrs["axes"] = _axes(found)
     region.attrs["scores"] = {a.name: f"sum over {a.over.name} of {show(a.row)} * {show(a.key)}" for a in found.atoms}
     if parts:
@@ -143,7 +146,8 @@ def roles(found: Recognised) -> tuple[str, str, str]:
         for x in walk(r.body):
             if isinstance(x, Load) and any(c in variables(i) for i in x.index for c in found.columns):
                 values = values or x.tensor
-    if not values:  # values of one column, whose index is no variable: what the last sum reads along the stream alone
+    if not values and found.values:
+        # Values of one column, whose index is no variable: what the last sum reads along the stream alone.
         streamed = [x for r in found.cascade if r.op == "sum" for x in walk(r.body) if isinstance(x, Load)]
         alone = [x.tensor for x in streamed if any(found.stream in variables(i) for i in x.index)]
         values = next((t for t in reversed(alone) if t not in {first(a.key) for a in found.atoms}), alone[-1] if alone else "")

@@ -50,6 +50,7 @@ from aicf.streaming.cascade import Atom
 from aicf.streaming.derive import derive
 from aicf.streaming.recognise import Exit, Recognised
 from aicf.streaming.stream_program import Base, NotSeparable, StreamProgram, Sum
+from aicf.streaming.verify import check_program
 
 MAX_WIDTH = 2048  # head dims of score contractions and values that kernels are generated for
 
@@ -177,6 +178,7 @@ def derived(found: Recognised, strict: bool = False) -> StreamProgram:
         raise LoweringRefused(str(program))
     program = _counting(program, found.extents[found.stream])
     _check(found, program)
+    check_program(program, found.columns)
     return program
 
 
@@ -209,6 +211,9 @@ def _check(found: Recognised, program: StreamProgram) -> None:
         _width(a.width, "the head dim of the scores")
         if variables(a.row) & {found.stream} or variables(a.key) & {found.row}:
             raise LoweringRefused(f"the operands of {a.name} are not one per row and one per key")
+    for b in program.bases:
+        if variables(b.body) & set(found.columns):
+            raise LoweringRefused(f"it takes the {b.op} of other numbers for every column: {show(b.body)}")
     for s in program.sums:
         if not is_float(s.dtype):
             raise LoweringRefused(f"the sum {s.name} is kept in {s.dtype}; integer sums are not streamed")
@@ -219,6 +224,8 @@ def _check(found: Recognised, program: StreamProgram) -> None:
             )
         for c in s.payload:
             _width(found.extents[c], "the value width")
+        if variables(s.weight) & set(found.columns):
+            raise LoweringRefused(f"what the values are weighed with is another number for every column: {show(s.weight)}")
         if s.value is not None and variables(s.value) & {found.row, *program.atoms}:
             raise LoweringRefused(f"the summed values depend on the row: {show(s.value)}")
     for e in (*(b.body for b in program.bases), *(s.body for s in program.sums), *(a.row for a in found.atoms)):

@@ -15,14 +15,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aicf.backends.llvm.codegen.expressions import Evaluator, combined, largest, smallest
+from aicf.backends.llvm.codegen.expressions import Evaluator, combined
 from aicf.backends.llvm.codegen.layout import Layout
 from aicf.backends.llvm.codegen.points import Point, Points, Slot
 from aicf.backends.llvm.codegen.scope import Index, Scope
 from aicf.backends.llvm.codegen.text import I64
 from aicf.backends.llvm.codegen.values import Value, held_dtype, in_tile
 from aicf.kernel import Contract, Fill, Map, Reduce, Tile, reads, statements
-from aicf.scalar import DType, Expr, call, is_float, var
+from aicf.scalar import MONOIDS, DType, Expr, call, is_float, var
 
 Pointwise = Map | Reduce | Fill
 # Vectors of a row that are unrolled; longer rows are walked block by block.
@@ -111,11 +111,7 @@ def read_elsewhere(tile: Tile, group: Group, scope: Scope) -> bool:
 
 def identity(op: str, dtype: DType) -> float | int:
     """The neutral value of a reduction."""
-    if op == "sum":
-        return 0
-    if is_float(dtype):
-        return -math.inf if op == "max" else math.inf
-    return smallest(dtype) if op == "max" else largest(dtype)
+    return MONOIDS[op].identity(dtype)
 
 
 def emit_group(group: Group, scope: Scope, tiles: dict[str, Tile], layout_of: Layout | None = None) -> None:
