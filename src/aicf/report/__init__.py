@@ -98,7 +98,7 @@ class Report:
 
     def brief(self) -> str:
         """One line for each kind of region, and for what kept others from being seen."""
-        return "\n".join([*self._head(), *(brief_line(group) for group in groups(self.regions))]) + "\n"
+        return "\n".join([*self._head(), *(brief_line(group) for group in groups(self.regions))])
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values, for `json.dumps`. Sizes in bytes, times in seconds, None for what is not known."""
