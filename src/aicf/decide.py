@@ -22,7 +22,7 @@ ASSUMED = 1024  # the value of a size symbol of which nothing is known
 # What is hidden by a mask that compares tensors of the rows with tensors of the keys (documents), of which nothing is known: most
 # of the scores, a run of keys left for each row. Large tiles cost a dense mask a few percent less, such a mask half again.
 ASSUMED_SKIPPED, ASSUMED_EDGES = 0.75, 2
-# What a mask hides of which a tensor holds every pair, and nothing is known: as much as a causal one.
+# What is assumed that a dense mask tensor hides, of which nothing is known: as much as a causal mask.
 DENSE_SKIPPED, DENSE_EDGES = 0.5, 1
 FEW_SCORES = 64  # rows or keys below which a mask is not looked into
 MOST_ROWS, MOST_SCORES = 64, 1 << 20  # that are looked at to know how much a mask hides

@@ -20,7 +20,7 @@ def test_softmax_times_v() -> None:
     got = derived([*softmax(), reduction("o", "sum", p() * V)], {"o": r("o")})
     assert text(got) == dedent("""
         stream j (atoms s)
-          base B_m : f64 = max of s, gauge free
+          base B_m : f64 = max of s, shift invariant
           sum G_l : f64 = sum of exp(s - ref_m), rescale exp(old_m - ref_m)
           sum G_o[e] : f64 = sum of exp(s - ref_m) * V[j, e], rescale exp(old_m - ref_m)
           let m = B_m
@@ -33,7 +33,7 @@ def test_attention_with_a_sink() -> None:
     cascade, o = sink_cascade()
     assert text(derived(cascade, {"o": o})) == dedent("""
         stream j (atoms s)
-          base B_m : f64 = max of s, from sink[i], gauge free
+          base B_m : f64 = max of s, from sink[i], shift invariant
           sum G_l : f64 = sum of exp(s - ref_m), rescale exp(old_m - ref_m)
           sum G_o[e] : f64 = sum of exp(s - ref_m) * V[j, e], rescale exp(old_m - ref_m)
           let l = G_l
@@ -46,8 +46,8 @@ def test_differential_attention() -> None:
     got = derived([*softmax(), *softmax(T, "m2", "l2"), reduction("o", "sum", difference * V)], {"o": r("o")})
     assert text(got) == dedent("""
         stream j (atoms s, t)
-          base B_m : f64 = max of s, gauge free
-          base B_m2 : f64 = max of t, gauge free
+          base B_m : f64 = max of s, shift invariant
+          base B_m2 : f64 = max of t, shift invariant
           sum G_l : f64 = sum of exp(s - ref_m), rescale exp(old_m - ref_m)
           sum G_l2 : f64 = sum of exp(t - ref_m2), rescale exp(old_m2 - ref_m2)
           sum G_o[e] : f64 = sum of exp(s - ref_m) * V[j, e], rescale exp(old_m - ref_m)
@@ -65,7 +65,7 @@ def test_entropy_beside_the_output() -> None:
     cascade = [*softmax(), reduction("o", "sum", exp(logp) * V), reduction("H", "sum", exp(logp) * logp)]
     assert text(derived(cascade, {"o": r("o"), "entropy": -r("H")})) == dedent("""
         stream j (atoms s)
-          base B_m : f64 = max of s, gauge free
+          base B_m : f64 = max of s, shift invariant
           sum G_l : f64 = sum of exp(s - ref_m), rescale exp(old_m - ref_m)
           sum G_o[e] : f64 = sum of exp(s - ref_m) * V[j, e], rescale exp(old_m - ref_m)
           sum G_H : f64 = sum of exp(s - ref_m) * (s - ref_m), rescale exp(old_m - ref_m), after adding LAG times G_l

@@ -169,8 +169,9 @@ def matching(c: Context, t: Term) -> list[Match]:
 
 
 def bounding(c: Context, streamed: list[Term], inert: list[Term], rows: list[Term], keep: tuple[Expr, ...]) -> Match | None:
-    """An extremum found so far of which `streamed` (with what of `inert` its body holds) is a multiple p such that
-    `exp(streamed - p * base)` is at most 1: one that `rows` are relative to, or that of all elements when all are kept."""
+    """A known running extremum `base` and a factor p with `streamed <= p * base` (`streamed` together with those of `inert` that
+    the body of `base` holds), so that `exp(streamed - p * base)` is at most 1: one that `rows` are relative to, or that of all
+    elements when all are kept."""
     have = sum_poly(streamed, False)
     near = frozenset[Var]().union(*(variables(a) for e in rows for a, _ in e.powers))
     for base in sorted(c.bases.values(), key=lambda b: (b.state not in near, b.init is not None)):

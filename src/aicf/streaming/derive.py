@@ -242,7 +242,7 @@ def _only_row(c: Context, t: Term) -> bool:
 
 
 def _unless_nothing(c: Context, t: Term) -> list[Term]:
-    """A zero that a condition on the row selects, times what stands outside of that condition: `where(k, 0, p) / r` is 0 / r.
+    """`where(row_condition, 0, p) / r` keeps the division by r where the condition selects 0: 0 / 0 must stay NaN.
 
     Of the factors only those of the row are kept, which may be what 0 times them is NaN for; without any the term is gone.
     Strict mode keeps the factors of the element as well.
@@ -339,9 +339,9 @@ def _bounded(s: _States, t: Term) -> Term:
 
 
 def _differences(c: Context, above: Term, base: Found, apart: list[Term]) -> list[Term]:
-    """`above`, a multiple of an extremum, and the terms `apart` that it is relative to, in an order that rounds little: beside
-    each extremum of a multiple of the same scores stands as much of `base` as its own scores are of those of `base`. The
-    difference of the two is small, whatever the scores' size."""
+    """`above`, a multiple of an extremum, and the terms `apart` that it is relative to, in an order that rounds little: each
+    running extremum is paired with the multiple of `base` whose scores match its own. The difference of such a pair is small,
+    whatever the scores' size."""
     if above.powers != ((base.state, 1),):
         return [above, *apart]
     own = expanded(base.body, False)

@@ -55,6 +55,8 @@ class Origins:
         if node.op == "constant":
             return "a constant tensor"
         op = node.location.op.rpartition(".")[2] if node.location else ""
+        if node.op == "reduce":  # what the user called may be more than this sum: a mean divides it, a norm takes its root
+            op = str(node.attrs["op"])
         return f"{op.strip('_') or node.op}({', '.join(self._made_of(node))})"
 
     def _made_of(self, node: Node) -> list[str]:

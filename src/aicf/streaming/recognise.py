@@ -475,7 +475,7 @@ def _region(context: _Context, c: Candidate, policy: _Pull) -> Recognised | Refu
     target, at = _extended(context, policy, c)
     if not context.anchor(target):
         whole = target.location.op if target.location else "an op"
-        why = f"{target.name} is only a step of {whole}, and no tensor holds it row by row"
+        why = f"{target.name} is an internal step of {whole} and has no tensor of its own"
         return Refused(c.node, why, target) if c.softmax_like else None
     element = policy.puller.pull(target, at)
     if not _interesting(c, policy, element):
@@ -500,7 +500,7 @@ def _region(context: _Context, c: Candidate, policy: _Pull) -> Recognised | Refu
         guilty = policy.puller.binders.get(problem.over) if problem.over is not None else None
         return Refused(c.node, str(problem), guilty)
     if any(variables(e) & columns for a in extraction.atoms.values() for e in (a.row, a.key)):
-        why = "the scores are others for every column of the values, so that a tile of them serves one column only"
+        why = "the scores differ per value column, so a tile of scores serves one column only"
         return next(iter(leaks.values()), Refused(c.node, why)) if c.softmax_like else None
     if any(not is_float(promote(a.row.dtype, a.key.dtype)) for a in extraction.atoms.values()):
         why = "its scores are products of integers; kernels multiply floating point numbers: convert queries and keys before"

@@ -126,7 +126,7 @@ def program_text(p: StreamProgram) -> str:
     lines = [f"stream {p.stream.name}{atoms}"]
     for b in p.bases:
         init = "" if b.init is None else f", from {show(b.init, among=b.dtype)}"
-        free = ", gauge free" if b.gauge_free else ""
+        free = ", shift invariant" if b.gauge_free else ""
         lines.append(f"  base {b.name} : {b.dtype} = {b.op} of {show(b.body)}{init}{free}")
     for s in p.sums:
         axes = f"[{', '.join(v.name for v in s.payload)}]" if s.payload else ""

@@ -6,7 +6,7 @@ everywhere. False is always a sound answer. The expressions are a handful of sca
 tile; no list of tiles and no rows x keys work exists anywhere (streaming.md, 2.3).
 
 Per-token tensors (document ids, lengths, padding masks) enter through their extremes over the tile, which are computed once per
-call in O(tokens): a `Box` collects which are needed. A condition of which a tensor holds a value for every score (a dense mask)
+call in O(tokens): a `Box` collects which are needed. A dense mask, a tensor with a value for every (row, key),
 is looked at tile by tile, once per call, as far as it takes to see that it holds, or fails, somewhere.
 """
 
@@ -86,7 +86,7 @@ class Box:
         return self._summarised(op, e) if len(self.axes(e)) == 1 else None
 
     def dense(self, op: str, c: Expr) -> Expr | None:
-        """The minimum or maximum, as a number, over a tile of a condition of which a tensor holds a value for every score; None
+        """The minimum or maximum, as a number, over a tile of a dense mask, a tensor with a value for every (row, key); None
         for others: what follows from positions and per-token tensors never costs rows x keys."""
         if len(self.axes(c)) != 2 or not any(isinstance(x, Load) and len(self.axes(x)) == 2 for x in walk(c)):
             return None

@@ -132,6 +132,10 @@ fill("keys before lengths", lambda lengths: ~(torch.arange(N) < lengths[:, None]
 fill("keys before lengths", lambda lengths: (torch.arange(N).int() >= lengths.int()[:, None])[:, None, None, :], LENGTHS)
 plus("keys before lengths", lambda lengths: torch.zeros(B, 1, 1, N).masked_fill(
     (torch.arange(N) >= lengths[:, None])[:, None, None], -INF), LENGTHS)  # fmt: skip
+# A mean is a sum, and the words say what it is divided by; one of several results is called by the op that makes them.
+fill("not (t[j] > sum(t) / 24.0)", lambda t: (t > t.mean(-1, keepdim=True))[:, None, None, :], torch.rand(B, N))
+fill("not (sort(t)[i] < t[j])", lambda t: t.sort(-1).values[:, None, :, None] < t[:, None, None, :], torch.rand(B, N))
+fill("not (topk(t) > t[j])", lambda t: (t.topk(3).values[:, -1:] > t)[:, None, None, :], torch.rand(B, N))
 fill("keys before sum(mask)", lambda mask: (torch.arange(N) >= mask.sum(-1)[:, None])[:, None, None, :], (~PADDED).long())
 fill("(causal or keys before prefix)", of(lambda i, j, prefix: (j <= i) | (j < prefix)), torch.tensor(3))
 fill("same docs", lambda docs: (docs[:, :, None] != docs[:, None, :])[:, None], DOCS)

@@ -1,4 +1,4 @@
-"""Python floats that change between calls: a kernel loads them, and no value compiles anything anew."""
+"""Python floats that change between calls: a kernel loads them, so that a new value needs no compilation."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@ PyTorch's (a module of torch.nn compiled by itself), the line that called it."""
 
 from __future__ import annotations
 
+import operator
 import re
 import sys
 import sysconfig
@@ -19,8 +20,11 @@ _LIBRARY = str(Path(sysconfig.get_path("stdlib")))
 
 
 def op_name(node: torch.fx.Node) -> str:
-    """The op's name as people know it: `aten.softmax`, `operator.mul`."""
+    """The op's name as people know it: `aten.softmax`, `operator.mul`. One of several results is called by the op that makes
+    them."""
     target = node.target
+    if target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
+        return op_name(node.args[0])
     if isinstance(target, torch._ops.OpOverload):
         return str(target).rpartition(".")[0]
     if isinstance(target, str):

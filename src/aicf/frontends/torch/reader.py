@@ -190,7 +190,9 @@ class _Reader:
         made = self.b.input(node.name, kind.dtype, kind.shape)
         if reason:
             self.reading.boundaries[made] = self.b.graph.unknown[made] = reason
-            found = (self.env.get(x) for x in node.all_input_nodes)
+            whole = node.args[0] if node.target is operator.getitem else node  # of which `node` is one of several results
+            assert isinstance(whole, torch.fx.Node)
+            found = (self.env.get(x) for x in whole.all_input_nodes)
             self.b.graph.sources[made] = tuple(x for x in found if isinstance(x, Node))
         self._bind(node, made)
 

@@ -1,4 +1,4 @@
-"""Tiles that take the place of a tile they are computed from: what is used less goes out of the first-level cache less.
+"""Buffer aliasing: a tile takes the memory of a dead tile that it is computed from, which keeps the working set in L1.
 
     s = contract q, k        s, u and p are the same numbers in memory: each is computed from the one before, element by element,
     u = map s * c + b        and nothing reads the one before afterwards
