@@ -31,6 +31,7 @@ from aicf.mcir import (
     lower_attention_to_streaming,
     validate_module,
 )
+from aicf.mcir.passes.attention_pattern import region_of
 from aicf.mcir.passes.streaming_lowering import Tiling, derived, semantics
 from aicf.mcir.regions import Region
 from aicf.runtime import tuned
@@ -43,7 +44,7 @@ from aicf.schedule.schedule import Schedule, ScheduleError, partial
 from aicf.schedule.target import TARGETS, CpuTarget, GpuTarget, Target, named_target
 from aicf.semantic import Graph, Location, Node, check_graph, print_node
 from aicf.semantic.types import product
-from aicf.streaming.recognise import Recognised, Stored
+from aicf.streaming.recognise import Recognised, Stored, with_less
 
 Status = Literal["streamed", "declined", "refused"]
 Kind = Literal["attention", "reduction"]
@@ -236,6 +237,12 @@ def compile_graph(
         try:
             validate_module(MCModule(regions=[region]), lowered=False)
             result = _compiled(region, chosen, hints or {})
+            less: Recognised | None = found
+            while result.status != "streamed" and less is not None:
+                less = with_less(less, f"a region that computes it in its tiles is {result.status} ({result.reason})")
+                if less is not None:
+                    other = _compiled(region_of(less, region.name, graph.sources), chosen, hints or {})
+                    result = other if other.status == "streamed" else result
         except Exception as e:
             if fault is None:
                 raise

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from aicf import driver
 from aicf.scalar import DType, integer, integer_const
 from aicf.semantic import GraphBuilder, Node
 from aicf.semantic.types import product as elements
+from aicf.streaming.recognise import Recognised
 
 from .regions import Build, check, streamed
 
@@ -276,3 +280,39 @@ def test_tensors_given_from_outside_and_small_ones_are_not_named() -> None:
 
     made, _ = check(make)
     assert [r.stored for r in made.regions] == [()]
+
+
+# ------------------------------------------------------------------------------------------------ what is too slow in a tile
+
+
+def over_pairs(b: GraphBuilder, dtype: DType) -> list[Node]:
+    """Attention with a bias that a small network makes of positions."""
+    x, y, w = b.input("x", dtype, (N, 1, 1)), b.input("y", dtype, (1, M, 1)), b.input("w", dtype, (H, 1, 1, 4))
+    bias = b.reduce("sum", b.op("tanh", b.op("mul", b.op("sub", x, y), w)), [-1], name="bias")
+    return attended(b, dtype, lambda s, p, v: [b.op("matmul", b.op("softmax", b.op("add", s, bias), axis=-1), v)])
+
+
+def test_what_is_slower_in_the_tile_than_unfused_is_stored_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cost model is asked again without the sums in the tile; the region streams all the same."""
+    own = driver.decide
+
+    def declining(found: Recognised, *rest: Any) -> driver.Decision:
+        return replace(own(found, *rest), fuse=bool(found.stored), reason="the tile is too slow")
+
+    made, existed = check(over_pairs)
+    assert [r.stored for r in made.regions] == [()] and no_pairs(existed)
+    monkeypatch.setattr(driver, "decide", declining)
+    made, _ = check(over_pairs, fuse="auto")
+    ((stored,),) = [r.stored for r in made.regions if r.status == "streamed"]
+    assert stored.name == "bias" and "declined (the tile is too slow)" in stored.reason
+
+
+def test_a_product_in_float64_is_stored_and_named() -> None:
+    def make(b: GraphBuilder, dtype: DType) -> list[Node]:
+        q2, k2 = (b.cast(b.input(x, dtype, (H, n, D)), "f64") for x, n in (("q2", N), ("k2", M)))
+        wide = b.op("matmul", q2, transposed(b, k2))
+        second = b.op("add", b.cast(wide, dtype), 0.0, name="second") if dtype == "f64" else b.cast(wide, dtype, name="second")
+        return attended(b, dtype, lambda s, p, v: [b.op("matmul", p, v), b.op("matmul", b.op("mul", p, second), v)])
+
+    ((name, size, reason),) = named(make)
+    assert (name, size) == ("second", 4 * H * N * M) and "float64" in reason

@@ -63,6 +63,8 @@ def making(node: Node, at: At, c: Candidate, extents: Mapping[Var, Expr]) -> Mak
             continue
         seen.add((node, at))
         here = step(node, at, extents)
+        if node.type.dtype == "f64" and node.type.rank:
+            made.problem = f"{_called(node)} is computed in float64"
         if here is None:
             if free(at) & few:
                 given = of_pairs(node, at, c.rows, c.stream, extents)

@@ -214,8 +214,13 @@ def _needed(found: list[Recognised | Refused], outputs: Collection[Node]) -> lis
 
 def _without_leak(found: Recognised | Refused, leak: Refused) -> Recognised | Refused:
     """What is left of a region of which something must be written: the same with fewer products, or the refusal."""
-    smaller = found.smaller if isinstance(found, Recognised) else None
-    return leak if smaller is None else _explained(smaller, leak.reason)
+    smaller = with_less(found, leak.reason) if isinstance(found, Recognised) else None
+    return smaller or leak
+
+
+def with_less(found: Recognised, why: str) -> Recognised | None:
+    """The region with less computed in its tiles, if there is one; `why`: why the rest is stored."""
+    return None if found.smaller is None else _explained(found.smaller, why)
 
 
 def _explained(found: Recognised, why: str) -> Recognised:
@@ -310,8 +315,9 @@ class _Pull:
     """The cut policy of one region: go through what depends on the atoms, through what varies along both axes, and through views;
     stop at everything that the rest of the graph can compute once per row or once per key."""
 
-    def __init__(self, context: _Context, c: Candidate) -> None:
+    def __init__(self, context: _Context, c: Candidate, written_out: bool = True) -> None:
         self.context, self.c = context, c
+        self.written_out = written_out  # whether sums of a few terms for each pair are
         self.below = context.downstream(c.atoms)
         self.atoms = frozenset(c.atoms)
         self.products = frozenset(c.products)
@@ -366,7 +372,7 @@ class _Pull:
         bound = [v for v in here if v in self.puller.binders and not self.streamed(v) and not self.few(v)]
         along = [v for v in here if self.streamed(v)]
         if not bound and along and two_axis(at, along, self.c.rows):
-            return self._reduces(node) and self._store(node, at)
+            return (self._reduces(node) or _narrows(node)) and self._store(node, at)
         return not self._transparent(node, at)
 
     def _store(self, node: Node, at: At) -> bool:
@@ -380,6 +386,9 @@ class _Pull:
         if not self._of_pairs(node, at):
             return True
         made = making(node, at, self.c, self.puller.extents)
+        if made.sums and not self.written_out:
+            self.stored[node] = made.problem  # mostly none: who finds such sums too slow knows why
+            return True
         if not made.problem and not made.products.keys() - self.atoms:
             self.unrolled.update(made.sums)
             return False
@@ -395,7 +404,7 @@ class _Pull:
         """Whether `node` is a function of positions that is computed outside all the same: in float64, which kernels don't have,
         or by a reduction that is not along the stream. Along it (has the row any key at all?) it is one more reduction of the
         region, which needs no tensor of rows x keys."""
-        if node.type.dtype != "f64" and any(i.type.dtype == "f64" and i.type.rank > 0 for i in node.inputs):
+        if _narrows(node):
             return self.context.anchor(node)
         here = step(node, *output_index(node))
         if here is None or not here.bound:
@@ -426,6 +435,11 @@ class _Pull:
         return all(affine(e, moving) is not None for _, own in here.accesses for e in own)
 
 
+def _narrows(node: Node) -> bool:
+    """Whether `node` is the first one that is not in float64, which kernels don't have."""
+    return node.type.dtype != "f64" and any(i.type.dtype == "f64" and i.type.rank > 0 for i in node.inputs)
+
+
 def _held(context: _Context, node: Node) -> Node:
     """The tensor of the source that `node` is a view of."""
     while not context.anchor(node) and len(node.inputs) == 1:
@@ -433,12 +447,12 @@ def _held(context: _Context, node: Node) -> Node:
     return node
 
 
-def _attempt(context: _Context, c: Candidate) -> Recognised | Refused | None:
+def _attempt(context: _Context, c: Candidate, written_out: bool = True) -> Recognised | Refused | None:
     """The region of a candidate, with every product of rows and stream positions that any of its outputs reads in its tiles: what
     one output reads beside the scores is known only when that output is pulled, so that products are added until none is left."""
     best: Recognised | None = None
     while True:
-        policy = _Pull(context, c)
+        policy = _Pull(context, c, written_out)
         try:
             result = _region(context, c, policy)
         except PulledTooFar:
@@ -446,6 +460,9 @@ def _attempt(context: _Context, c: Candidate) -> Recognised | Refused | None:
             result = Refused(c.node, why) if c.softmax_like else None
         if not isinstance(result, Recognised):
             return result if best is None else _explained(best, _why_not(result))
+        if policy.unrolled and best is None:
+            plain = _attempt(context, c, written_out=False)
+            best = plain if isinstance(plain, Recognised) else None
         if best is not None:
             result = replace(result, smaller=best)
         more = {node: steps for node, steps in policy.further.items() if node not in c.atoms}
@@ -882,4 +899,4 @@ def _length(e: Expr) -> int:
     return int(e.value) if isinstance(e, Const) else 1 << 40
 
 
-__all__ = ["Exit", "Recognised", "Refused", "Settings", "Stored", "recognise"]
+__all__ = ["Exit", "Recognised", "Refused", "Settings", "Stored", "recognise", "with_less"]

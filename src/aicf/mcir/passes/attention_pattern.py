@@ -64,7 +64,7 @@ def _module(found: Iterable[Recognised | Refused], sources: Sources = MappingPro
             continue
         number = f"_{len(module.regions)}" if module.regions else ""
         kind = "attention" if item.values else "reduction"
-        module.regions.append(_region(item, f"{kind}_region{number}", sources))
+        module.regions.append(region_of(item, f"{kind}_region{number}", sources))
     return module
 
 
@@ -75,7 +75,8 @@ def _words(seen: Recognised, origins: Origins, parts: list[Part]) -> str:
         return "a mask that AICF fails to put into words, which is an error to report"
 
 
-def _region(seen: Recognised, name: str, sources: Sources) -> ExecutionRegion:
+def region_of(seen: Recognised, name: str, sources: Sources) -> ExecutionRegion:
+    """The region that carries what was recognised."""
     found = stacked(seen)
     b = MCIRBuilder()
     region = b.execution_region(name)
@@ -173,4 +174,4 @@ def unfused_bytes(node: Node) -> Expr:
     return max(known, key=lambda s: int(s.value)) if len(known) == len(sizes) and known else (sizes or [integer_const(0)])[0]
 
 
-__all__ = ["AttentionPatternPass", "detect_attention_pattern", "place", "roles", "run_attention_pattern_pass"]
+__all__ = ["AttentionPatternPass", "detect_attention_pattern", "place", "region_of", "roles", "run_attention_pattern_pass"]
