@@ -31,9 +31,9 @@ class Candidate:
     another reduction, of P alone), the row variables that only P has, the view of the contraction whose elements the variables
     index (`seen`, at `plain`; mostly itself), the score contractions below P, and the contractions that mix P's rows
     (`blocked`; `additive`: the scores are of the additive form, sum(w * f(row, key)), and no product of rows and keys;
-    `elsewhere`: one has the summed variable as a batch). `products`: the element-wise products that belong to contractions spelt as a product and a sum.
-    `softmax_like`: exponentials of the scores are taken on the way (and the scores not only normalised, as by a norm between two
-    linear layers)."""
+    `elsewhere`: one has the summed variable as a batch). `products`: the element-wise products that belong to contractions
+    spelt as a product and a sum. `softmax_like`: exponentials of the scores are taken on the way (and the scores not only
+    normalised, as by a norm between two linear layers)."""
 
     node: Node
     at: At
