@@ -12,6 +12,7 @@ import numpy as np
 
 from aicf.kernel import (
     Axis,
+    Check,
     Contract,
     Fill,
     Kernel,
@@ -30,10 +31,11 @@ from aicf.kernel import (
     TensorParam,
     Tile,
 )
+from aicf.kernel.indices import clamped
 from aicf.scalar import DType, Expr, Var, call, cast, const, index, load, size, var
 from tests.contract import assert_contract
 
-b, h, i, j, c, d, e = (index(x) for x in "bhijcde")
+b, h, i, j, c, d, e, t = (index(x) for x in "bhijcdet")
 B, H, N, M = (index(x) for x in "BHNM")
 NEG, ZERO, ONE = (const(x, "f32") for x in (float("-inf"), 0.0, 1.0))
 TRUE = const(True, "bool")
@@ -137,7 +139,7 @@ def table() -> Kernel:
 def paged(page: int = 4) -> Kernel:
     """K and V lie in pages, found through an integer table by (batch, page of the key)."""
     kernel = q_major("paged", scaled(0.5))
-    where = load("pages", (b, call("floordiv", j, size(page))), "i64")
+    where = clamped(load("pages", (b, call("floordiv", j, size(page))), "i64"), index("G"))
     inside = call("mod", j, size(page))
     old = kernel.body[0]
     assert isinstance(old, Parallel)
@@ -151,7 +153,8 @@ def paged(page: int = 4) -> Kernel:
         TensorParam("pages", "i64", (B, index("T"))),
     )
     body = Parallel(old.loops, (LOAD_Q, *start(), stream, STORE))
-    return Kernel("paged", tensors, ("B", "H", "N", "M", "G", "T"), (), kernel.axes, (body,))
+    check = Check("K", 0, load("pages", (b, t), "i64"), index("G"), True, (Loop(b, B), Loop(t, index("T"))))
+    return Kernel("paged", tensors, ("B", "H", "N", "M", "G", "T"), (), kernel.axes, (body,), checks=(check,))
 
 
 def kv_major(tile_m: int = 20, tile_n: int = 16, rows: int = 6) -> Kernel:

@@ -2,9 +2,11 @@
 
 from aicf.kernel.capacity import check_capacity, live_tiles, tile_bytes
 from aicf.kernel.fingerprint import kernel_fingerprint
+from aicf.kernel.indices import OutOfRange
 from aicf.kernel.interpreter import allocate, run_kernel
 from aicf.kernel.ir import (
     Axis,
+    Check,
     Contract,
     Fill,
     Kernel,
@@ -34,8 +36,8 @@ from aicf.kernel.trace import Trace
 from aicf.kernel.verifier import KernelError, check_kernel, verify_kernel
 
 __all__ = [
-    "Axis", "Contract", "Fill", "Kernel", "KernelError", "LoadTile", "Loop", "Map", "Parallel", "Phase", "Reduce", "Retry",
-    "Rows", "ScalarParam", "Stmt", "StoreTile", "Stream", "Summary", "TensorParam", "Tile", "Trace", "allocate", "bodies",
-    "check_capacity", "check_kernel", "inner", "kernel_fingerprint", "live_tiles", "print_kernel", "print_statement", "reads",
-    "run_kernel", "statements", "tile_bytes", "verify_kernel", "written",
+    "Axis", "Check", "Contract", "Fill", "Kernel", "KernelError", "LoadTile", "Loop", "Map", "OutOfRange", "Parallel", "Phase",
+    "Reduce", "Retry", "Rows", "ScalarParam", "Stmt", "StoreTile", "Stream", "Summary", "TensorParam", "Tile", "Trace",
+    "allocate", "bodies", "check_capacity", "check_kernel", "inner", "kernel_fingerprint", "live_tiles", "print_kernel", "print_statement",
+    "reads", "run_kernel", "statements", "tile_bytes", "verify_kernel", "written",
 ]  # fmt: skip

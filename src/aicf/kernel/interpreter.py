@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from aicf.kernel.indices import OutOfRange
 from aicf.kernel.ir import (
+    Check,
     Contract,
     Fill,
     Kernel,
@@ -67,7 +69,7 @@ def run_kernel(
     Scratch that is not given is allocated, poisoned, and added to `tensors`. bf16 tensors are float32 arrays of bf16 values,
     rounded when stored. `double` computes and keeps every float in float64 (give float64 outputs and scratch), the reference of
     the numeric contract. Raises ValueError for arrays that do not fit the declaration and for broken promises (see the module),
-    IndexError for a load or store outside its tensor.
+    IndexError for a check that fails, and for a load or store outside its tensor.
     """
     for name, array in allocate(kernel, sizes, ("scratch",), double=double).items():
         tensors.setdefault(name, array)
@@ -81,6 +83,8 @@ def run_kernel(
     for param in kernel.tensors:
         if param.role == "out":
             machine.stored[param.name] = np.zeros(tensors[param.name].shape, np.int64)
+    for check in kernel.checks:
+        machine.check(check)
     for summary in kernel.summaries:
         machine.summarise(summary)
     machine.body(kernel.body)
@@ -422,6 +426,27 @@ class _Machine:
             self.trace.items += 1
             self.scoped(s.body)
         self.env = outer
+
+    def check(self, c: Check) -> None:
+        """OutOfRange where an index is not what it has to be; not counted. A few million of them at a time."""
+        extent = integer(c.extent, self.env)
+        walked = [(v.var.name, np.arange(0, integer(v.extent, self.env), v.step)) for v in c.loops]
+        rest = math.prod(len(at) for _, at in walked[1:])
+        each = max(1, (1 << 21) // max(rest, 1))
+        firsts = range(0, len(walked[0][1]) if walked else 1, each)
+        for first in firsts:
+            env = dict(self.env)
+            for d, (name, at) in enumerate(walked):
+                at = at[first : first + each] if d == 0 else at
+                env[name] = np.expand_dims(at, tuple(k for k in range(len(walked)) if k != d))
+            if rest == 0:
+                continue
+            found = np.asarray(evaluate(c.value, env, self.tensors, read=self._unseen))
+            if found.size and (found.min() < (-extent if c.wraps else 0) or found.max() >= extent):
+                raise OutOfRange(c, int(found.min()), int(found.max()), extent)
+
+    def _unseen(self, e: Load, where: tuple[Any, ...]) -> Any:
+        return self.gather(e.tensor, e.index, where)[0]
 
     def summarise(self, s: Summary) -> None:
         """Fill a summary's parameter: all outer positions at once, then a reduction per tile."""

@@ -17,6 +17,9 @@ walks it, the variable `i0` is the origin of the current tile and the variable `
 up to `i0 + 127`. Axes that no loop walks (`d`, `e`) start at 0 and are whole in every tile. Tiles carry axes by name, so
 operands of a map broadcast by name.
 
+**Indices.** An index that comes from the elements of a tensor is clamped to its dimension where it is used, and the kernel's
+checks, which run before everything else, say whether it had to be (`Check`). Other indices are in range for all sizes.
+
 **Tails.** Lanes whose position is at or past the axis' extent (or past the end of the stream's range) do not exist: loads read
 no memory for them, a Reduce and a Contract leave them out, a StoreTile does not write them. A backend gets this by selection,
 never by multiplying with zero. A phase marked `whole` promises that every lane of the streamed axis exists.
@@ -247,8 +250,26 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class Check:
+    """An index that has to be right: at all turns of `loops` `value` is below `extent` and at least 0, or at least -`extent`
+    where it `wraps` around. It is one of dimension `dim` of `tensor`. If it is not so anywhere, nothing else of the kernel runs
+    and its caller gets an IndexError. Of a kernel's checks the first that fails is told.
+
+    What is loaded at such an index is clamped besides: max(0, min(x, extent - 1)). So no load is outside of its tensor, whatever
+    an index tensor holds, and also where an index depends on what other threads write meanwhile."""
+
+    tensor: str
+    dim: int
+    value: Expr
+    extent: Expr
+    wraps: bool
+    loops: tuple[Loop, ...]
+
+
+@dataclass(frozen=True)
 class Kernel:
-    """A kernel: parameters, sizes (run-time integers), scalars, axes, summaries, and `Parallel` statements that run in order.
+    """A kernel: parameters, sizes (run-time integers), scalars, axes, checks, summaries, and `Parallel` statements that run in
+    order.
 
     `header` lines say where it came from and which schedule it follows; they are printed and copied into generated code.
     """
@@ -261,6 +282,7 @@ class Kernel:
     body: tuple[Stmt, ...]
     summaries: tuple[Summary, ...] = ()
     header: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
 
     def axis(self, name: str) -> Axis:
         """The axis called `name`; KeyError when there is none."""

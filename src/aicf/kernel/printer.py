@@ -9,6 +9,7 @@ from aicf.kernel.ir import (
     Fill,
     Kernel,
     LoadTile,
+    Loop,
     Map,
     Parallel,
     Reduce,
@@ -33,6 +34,13 @@ def print_kernel(kernel: Kernel) -> str:
         out.append(f"  sizes   {', '.join(kernel.sizes)}")
     out += [f"  scalar  {s.name} {s.dtype}" for s in kernel.scalars]
     out += [f"  axis    {a.name} < {show(a.extent)} tile {a.tile}" for a in kernel.axes]
+    for c in kernel.checks:
+        low = f"-{show(c.extent, 7)}" if c.wraps else "0"
+        turns = ", ".join(_loop(v) for v in c.loops)
+        out.append(
+            f"  check   {low} <= {show(c.value)} < {show(c.extent)}, dimension {c.dim} of {c.tensor}"
+            + (f", for {turns}" if turns else "")
+        )
     for s in kernel.summaries:
         outer = "".join(f"{v.var.name}, " for v in s.outer)
         tiles = ", ".join(f"{a} tile" for a in s.axes)
@@ -88,13 +96,15 @@ def _body(kernel: Kernel, body: tuple[Stmt, ...], depth: int, blocked: dict[str,
                     yield f"{pad}  {phase.name}{_when(phase.when)}{' (whole)' if phase.whole else ''}:"
                     yield from _body(kernel, phase.body, depth + 2, rows) if phase.body else [f"{pad}    skip"]
             case Parallel():
-                loops = ", ".join(
-                    f"{v.var.name} < {show(v.extent)}" + (f" step {v.step}" if v.step != 1 else "") for v in s.loops
-                )
+                loops = ", ".join(_loop(v) for v in s.loops)
                 warps = f" of {s.warps} warps" if s.unit == "block" else ""
                 warps += f" of {s.registers} registers" if s.registers else ""
                 yield f"{pad}parallel {loops} per {s.unit}{warps}:"
                 yield from _body(kernel, s.body, depth + 1, rows)
+
+
+def _loop(v: Loop) -> str:
+    return f"{v.var.name} < {show(v.extent)}" + (f" step {v.step}" if v.step != 1 else "")
 
 
 def _ends(s: Rows) -> str:

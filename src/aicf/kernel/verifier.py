@@ -4,15 +4,17 @@ Checked: names are unique and bound where they are used; tiles are defined befor
 known and walked by one loop, or whole; axes and types of operands agree; loads and stores have the rank of their tensor; each
 out tensor is stored once on every path of an item, and no two items write the same elements; streams start on a tile boundary
 and one of their phases is sure to hold. What depends on run-time values (does a `whole` phase have a tail? is an index in
-range?) the interpreter checks.
+range?) the interpreter checks. An index that holds an element of a tensor may be any number: it has to be clamped.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from aicf.kernel.indices import is_clamped, of_a_tensor
 from aicf.kernel.ir import (
     Axis,
+    Check,
     Contract,
     Fill,
     Kernel,
@@ -119,8 +121,31 @@ class _Verifier:
             if a.tile < 1:
                 self.problem(f"axis {a.name}", f"tile length {a.tile}, it must be at least 1")
         bound: dict[str, DType] = {**sizes, **{s.name: s.dtype for s in k.scalars}}
+        for c in k.checks:
+            self.check(c, bound)
         for s in k.summaries:
             self.summary(s, bound)
+
+    def check(self, c: Check, bound: dict[str, DType]) -> None:
+        where = f"check of `{show(c.value)}`"
+        param = self.tensors.get(c.tensor)
+        if param is None:
+            self.problem(where, f"there is no tensor {c.tensor}")
+        elif not 0 <= c.dim < len(param.shape):
+            self.problem(where, f"{c.tensor} has no dimension {c.dim}, its rank is {len(param.shape)}")
+        inner = dict(bound)
+        for v in c.loops:
+            self.names(where, v.extent, bound)
+            if v.var.name in inner:
+                self.problem(where, f"{v.var.name} is bound already")
+            if v.step < 1:
+                self.problem(where, f"step {v.step} of {v.var.name} must be at least 1")
+            inner[v.var.name] = v.var.dtype
+        for e, known in ((c.value, inner), (c.extent, bound)):
+            self.names(where, e, known)
+            if not is_int(e.dtype):
+                self.problem(where, f"`{show(e)}` is {e.dtype}, it must be an integer")
+        self.loads(where, c.value, _Scope(bound))
 
     def summary(self, s: Summary, bound: dict[str, DType]) -> None:
         param = self.tensors.get(s.param)
@@ -435,8 +460,10 @@ class _Verifier:
                 self.problem(s, f"`{show(e)}` takes {v.name} for {v.dtype}, it is {kind}")
         self.loads(s, e, scope)
 
-    def loads(self, s: Stmt | Summary, e: Expr, scope: _Scope) -> None:
+    def loads(self, s: Stmt | Summary | str, e: Expr, scope: _Scope) -> None:
         for node in walk(e):
+            if isinstance(node, Call) and node.fn == "inside":
+                self.problem(s, f"`{show(node)}` is to be clamped, and checked by the kernel")
             if isinstance(node, Load):
                 self.rank(s, node.tensor, node.index)
                 param = self.tensors.get(node.tensor)
@@ -449,8 +476,14 @@ class _Verifier:
         for e in at:
             self.expression(s, e, axes, scope, tiles=False)
 
-    def rank(self, s: Stmt | Summary, tensor: str, at: tuple[Expr, ...]) -> None:
+    def rank(self, s: Stmt | Summary | str, tensor: str, at: tuple[Expr, ...]) -> None:
         param = self.tensors.get(tensor)
+        for dim, (n, e) in enumerate(zip(() if param is None else param.shape, at, strict=False)):
+            if of_a_tensor(e) and not is_clamped(e, n):
+                write = f"max(0, min(x, {show(n)} - 1))"
+                self.problem(
+                    s, f"index `{show(e)}` comes from a tensor and may be outside of dimension {dim} of {tensor}: {write}"
+                )
         if param is None:
             self.problem(s, f"there is no tensor {tensor}")
         elif len(param.shape) != len(at):
@@ -459,7 +492,7 @@ class _Verifier:
             if not is_int(e.dtype):
                 self.problem(s, f"index `{show(e)}` is {e.dtype}, it must be an integer")
 
-    def readable(self, s: Stmt | Summary, tensor: str, at: tuple[Expr, ...], scope: _Scope) -> None:
+    def readable(self, s: Stmt | Summary | str, tensor: str, at: tuple[Expr, ...], scope: _Scope) -> None:
         param = self.tensors.get(tensor)
         if param is None or param.role == "in":
             return

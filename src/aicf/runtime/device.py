@@ -5,16 +5,19 @@ executable.launch([q, k, v], [o], sizes, empty)      launches on the current dev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from aicf.backends.triton import emit
 from aicf.backends.triton.build import compile_offline
+from aicf.backends.triton.checks import check_kernel
 from aicf.backends.triton.launch import CALLS, Empty, GpuKernel
-from aicf.kernel import Kernel
+from aicf.kernel import Kernel, OutOfRange
 from aicf.kernel.placement import placed
-from aicf.runtime.executable import ArrayRef, Executable
+from aicf.runtime.executable import ArrayRef, Executable, Layout
+from aicf.runtime.indices import needed
+from aicf.scalar import integer
 from aicf.schedule.gpu import register_limit
 from aicf.schedule.schedule import Schedule
 from aicf.schedule.target import GpuTarget
@@ -36,6 +39,10 @@ class DeviceExecutable(Executable):
     """A lowered region for a GPU. `kernel` is the one for contiguous inputs, mapped to blocks."""
 
     machine: GpuTarget | None = None
+    _checkers: dict[tuple[Layout, tuple[int, ...]], GpuKernel] = field(
+        default_factory=dict[tuple[Layout, tuple[int, ...]], GpuKernel]
+    )
+    _open: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict[tuple[int, ...], tuple[int, ...]])
     _bound: dict[tuple[int, ...], dict[str, int]] = field(default_factory=dict[tuple[int, ...], dict[str, int]])
 
     def __post_init__(self) -> None:
@@ -43,9 +50,13 @@ class DeviceExecutable(Executable):
         assert self.machine is not None
         self.kernel = mapped(self.kernel, self.schedule, self.machine)
 
-    def launch(self, inputs: Sequence[Any], outputs: Sequence[Any], sizes: Sequence[int], empty: Empty) -> None:
+    def launch(
+        self, inputs: Sequence[Any], outputs: Sequence[Any], sizes: Sequence[int], empty: Empty, *, checked: bool = True
+    ) -> None:  # fmt: skip
         """Computes `outputs` from `inputs` (tensors in the order of `input_names` and `output_names`); `sizes` in the order of
-        `symbols`. The only memory asked for is scratch, from `empty`."""
+        `symbols`. The only memory asked for is scratch, from `empty`. Where the source reads by indices that may be out of range
+        they are looked at first, which waits for the device, and IndexError is raised; not so without `checked` (a stream that
+        is being captured cannot be waited for): then a wrong index reads the nearest element."""
         layout = self.layout([ArrayRef(0, tuple(t.shape), tuple(t.stride())) for t in inputs])
         _, _, built = self.variant(layout)
         assert isinstance(built, GpuKernel)
@@ -56,7 +67,35 @@ class DeviceExecutable(Executable):
                 self._bound.clear()
             bound = self._bound[key] = self.sizes(dict(zip(self.symbols, sizes, strict=True)))
         tensors = dict(zip((*self.input_names, *self.output_names), (*inputs, *outputs), strict=True))
+        if built.kernel.checks and checked:
+            self._check(built.kernel, layout, tensors, bound, empty)
         built.launch(tensors, bound, {}, empty)
+
+    def _check(
+        self, kernel: Kernel, layout: Layout, tensors: Mapping[str, Any], sizes: Mapping[str, int], empty: Empty
+    ) -> None:  # fmt: skip
+        """Runs the checks of the kernel for a layout that the sizes leave open, and waits for what they find."""
+        call = tuple(sizes.values())
+        numbers = self._open.get(call)
+        if numbers is None:
+            once, always = needed(kernel, sizes)
+            numbers = (*once, *always)
+        if not numbers:
+            return
+        found = self._checkers.get((layout, numbers))
+        if found is None:
+            found = self._checkers[layout, numbers] = GpuKernel(check_kernel(kernel, numbers))
+        given = {t.name: tensors[t.name] for t in found.kernel.tensors if t.role == "in"}
+        made = {t.name: empty(tuple(integer(d, sizes) for d in t.shape), t.dtype) for t in found.kernel.tensors if t.role == "out"}
+        found.launch({**given, **made}, sizes, {}, empty)
+        for k in numbers:
+            c, extent = kernel.checks[k], integer(kernel.checks[k].extent, sizes)
+            low, high = int(made[f"lowest_{k}"].min()), int(made[f"highest_{k}"].max())
+            if low < (-extent if c.wraps else 0) or high >= extent:
+                raise self.named(OutOfRange(c, low, high, extent))
+        if len(self._open) >= CALLS:
+            self._open.clear()
+        self._open[call] = tuple(needed(kernel, sizes)[1])
 
     def dump(self, stage: str) -> str:
         """The kernel as Triton source, or what Triton makes of it for the target without the device: ptx (AMD: its

@@ -8,16 +8,17 @@ batches, heads and strides are arguments. A layout seen for the first time build
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from aicf.kernel import Kernel, Parallel, Phase, Stream, Summary, statements
+from aicf.kernel import Kernel, OutOfRange, Parallel, Phase, Stream, Summary, statements
 from aicf.kernel.lowering import Binding, lower_to_kernel
 from aicf.mcir import Region
 from aicf.runtime.forks import ForkLock
+from aicf.runtime.indices import needed
 from aicf.scalar import BYTES, evaluate, integer, numpy_dtype, variables
 from aicf.schedule.schedule import Schedule
 
@@ -49,6 +50,10 @@ class Launcher(Protocol):
     ) -> list[int]: ...
 
     def place(self, tensor: str) -> int: ...
+
+    def ask(self, words: list[int], checks: Iterable[int]) -> None: ...
+
+    def try_checks(self, words: list[int], threads: int) -> None: ...
 
     def frame(self, words: list[int]) -> Frame: ...
 
@@ -121,7 +126,8 @@ class Executable:
         return {name: integer(e, values) for name, e in self.binding.sizes.items()}
 
     def run(self, inputs: Sequence[ArrayRef], outputs: Sequence[ArrayRef], sizes: Sequence[int] = ()) -> None:
-        """Computes `outputs` from `inputs` (in the order of `input_names`, `output_names`); `sizes` in the order of `symbols`."""
+        """Computes `outputs` from `inputs` (in the order of `input_names`, `output_names`); `sizes` in the order of `symbols`.
+        Raises IndexError, before anything is computed, where the source reads by an index that is out of range."""
         arrays = (*inputs, *outputs)
         self.call([a.address for a in arrays], tuple([a.strides for a in arrays]), tuple(sizes), lambda: (inputs, outputs))
 
@@ -151,7 +157,10 @@ class Executable:
         for place, count in plan.scratch:
             kept.append(np.empty(count, dtype=np.uint8))
             words[place] = kept[-1].ctypes.data
-        plan.launcher.start(frame, self.threads)
+        try:
+            plan.launcher.start(frame, self.threads)
+        except OutOfRange as wrong:
+            raise self.named(wrong) from None
         plan.frames.append(frame)
 
     def _plan(self, inputs: Sequence[ArrayRef], outputs: Sequence[ArrayRef], sizes: Sequence[int]) -> Plan:
@@ -167,7 +176,20 @@ class Executable:
                 tensors[t.name] = (0, contiguous(shape))
                 scratch.append((built.launcher.place(t.name), int(np.prod(shape)) * np.dtype(numpy_dtype(t.dtype)).itemsize))
         words = built.launcher.words(tensors, bound, {})
+        if kernel.checks:
+            once, always = needed(kernel, bound)
+            if once:
+                built.launcher.ask(words, once)
+                try:
+                    built.launcher.try_checks(words, self.threads)
+                except OutOfRange as wrong:
+                    raise self.named(wrong) from None
+            built.launcher.ask(words, always)
         return Plan(built.launcher, words, tuple(built.launcher.place(n) for n in names), tuple(scratch))
+
+    def named(self, wrong: OutOfRange) -> IndexError:
+        """An index out of range, with the source graph's names of tensors."""
+        return IndexError(wrong.told({name: node.name for name, node in self.binding.inputs.items()}))
 
     def scratch_bytes(self, sizes: Mapping[str, int]) -> int:
         """Bytes of scratch tensors in global memory for given kernel sizes."""

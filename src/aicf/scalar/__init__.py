@@ -32,7 +32,7 @@ from aicf.scalar.expr import (
 )
 from aicf.scalar.functions import FUNCTIONS, Function
 from aicf.scalar.identity import digest, exact, fingerprint
-from aicf.scalar.integers import affine, bounds, extents, poly
+from aicf.scalar.integers import affine, bounds, extents, is_inside, poly
 from aicf.scalar.monoids import EXTREMA, MONOIDS, Monoid
 from aicf.scalar.parse import ParseError, parse_expr, parse_prefix
 
@@ -70,6 +70,7 @@ __all__ = [
     "integer_const",
     "is_float",
     "is_half",
+    "is_inside",
     "is_int",
     "load",
     "number",

@@ -10,7 +10,7 @@ import numpy as np
 from aicf.scalar.dtypes import DType, is_float, is_int, round_to
 from aicf.scalar.expr import Call, Const, Expr, Load, Reduce, children, const, load, raw, reduce, walk
 from aicf.scalar.functions import FUNCTIONS
-from aicf.scalar.integers import normal
+from aicf.scalar.integers import is_inside, normal
 
 
 def cast(e: Expr, dtype: DType) -> Expr:
@@ -24,7 +24,7 @@ def cast(e: Expr, dtype: DType) -> Expr:
     return raw("cast", (e,), dtype)
 
 
-RANGED = ("floordiv", "mod")  # what these simplify to depends on the ranges declared where they are built
+RANGED = ("floordiv", "mod", "inside")  # what these simplify to depends on the ranges declared where they are built
 _MADE: dict[tuple[str | Expr, ...], Expr] = {}  # what `call` gave; the layers of a model ask for the same again and again
 
 
@@ -49,6 +49,8 @@ def _call(fn: str, *args: Expr) -> Expr:
     types: list[DType] = [a.dtype for a in args]
     dtype = row.result(*types)
     args = _promoted(row.kind, args, dtype)
+    if fn == "inside" and dtype == "i64":
+        return args[0] if is_inside(*args) else raw(fn, args, dtype)
     if all(isinstance(a, Const) for a in args):
         with np.errstate(all="ignore"):
             values = [a.value for a in args if isinstance(a, Const)]

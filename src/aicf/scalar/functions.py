@@ -96,6 +96,12 @@ def _logic(on_bool: Callable[..., Any], on_int: Callable[..., Any]) -> Callable[
     return apply
 
 
+def _inside(x: Any, n: Any) -> Any:
+    """x as an index of n elements, which it has to be. Where it is not the source raises; the number is the nearest that is one,
+    for what reads memory before, or without, being told. Kernels hold it as a maximum and a minimum, with a `Check`."""
+    return np.maximum(np.minimum(x, np.asarray(n) - 1), 0)
+
+
 def _divide(a: Any, b: Any) -> Any:
     return np.true_divide(a, b)
 
@@ -142,6 +148,7 @@ _ROWS = [
     Function("xor", 2, "logic", _logic(np.logical_xor, np.bitwise_xor), "^", commutes=True),
     Function("not", 1, "logic", _logic(np.logical_not, np.invert), "~"),
     Function("where", 3, "select", np.where),
+    Function("inside", 2, "arithmetic", _inside),
     Function("isnan", 1, "test", np.isnan),
     Function("isinf", 1, "test", np.isinf),
 ]

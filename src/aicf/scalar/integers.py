@@ -268,6 +268,16 @@ def bounds(e: Expr) -> tuple[Expr | None, Expr | None]:
     return from_poly(low), from_poly(high)
 
 
+def is_inside(e: Expr, extent: Expr) -> bool:
+    """Whether 0 <= e < extent is known of every index in range."""
+    if isinstance(e, Call) and e.fn == "inside" and e.args[1] is extent:
+        return True
+    low, high = bounds(e)
+    if low is None or high is None or not _nonnegative(poly(low)):
+        return False
+    return _nonnegative(_add(_add(poly(extent), {(): 1}, -1), poly(high), -1))
+
+
 def _quotient_bounds(e: Call) -> Poly | None:
     """The upper bound of a quotient or remainder whose lower bound is 0, or None."""
     a, c = e.args

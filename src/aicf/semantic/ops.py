@@ -28,6 +28,7 @@ from aicf.scalar import (
     integer_const,
     is_float,
     is_half,
+    is_inside,
     is_int,
     numpy_dtype,
     reduce,
@@ -364,6 +365,7 @@ def _take_numpy(values: list[Any], attrs: Attrs, out: TensorType, sizes: Sizes) 
     axes = list(attrs["axes"])
     rest = [k for k in range(data.ndim) if k not in axes]
     moved = data.transpose(*axes, *rest)
+    indices = [_in_range(x, data.shape[a], attrs) for x, a in zip(indices, axes, strict=True)]
     picked = moved[tuple(np.broadcast_arrays(*indices))]
     rank, p = np.broadcast(*indices).ndim, attrs["position"]
     order = [*range(rank, rank + p), *range(rank), *range(rank + p, picked.ndim)]
@@ -381,15 +383,26 @@ def _take_meaning(types: Types, attrs: Attrs, out: TensorType, at: At, r: Reader
             continue
         n = chosen[k] + 1
         e = cast(r.read(n, aligned(types[n].shape, where)), "i64")
-        own.append(wrapped(e, d))
+        own.append(_checked(e, d, attrs))
     return r.read(0, tuple(own))
 
 
-def wrapped(e: Expr, extent: Expr) -> Expr:
-    """An index in which negative numbers count from the end."""
-    if not any(isinstance(x, Var) for x in (e,)):
+def _checked(e: Expr, extent: Expr, attrs: Attrs) -> Expr:
+    """An index that has to be one of `extent` elements. With `wraps` negative numbers count from the end."""
+    if is_inside(e, extent):
+        return e
+    if attrs.get("wraps", True) and not isinstance(e, Var):
         e = call("where", call("lt", e, integer_const(0)), call("add", e, extent), e)
-    return e
+    return call("inside", e, extent)
+
+
+def _in_range(index: Any, extent: int, attrs: Attrs) -> Any:
+    """`index`; IndexError where it is none of `extent` elements."""
+    low = -extent if attrs.get("wraps", True) else 0
+    wrong = (index < low) | (index >= extent)
+    if wrong.any():
+        raise IndexError(f"index {index[wrong].flat[0]} is out of range for {extent} elements")
+    return index
 
 
 def _gather_type(types: Types, attrs: Attrs) -> TensorType:
@@ -400,14 +413,15 @@ def _gather_type(types: Types, attrs: Attrs) -> TensorType:
 def _gather_numpy(values: list[Any], attrs: Attrs, out: TensorType, sizes: Sizes) -> Any:
     data, where = values
     grid = list(np.ogrid[tuple(slice(n) for n in where.shape)])
-    grid[axis_of(attrs["axis"], where.ndim)] = where
+    axis = axis_of(attrs["axis"], where.ndim)
+    grid[axis] = _in_range(where, data.shape[axis], attrs)
     return data[tuple(grid)]
 
 
 def _gather_meaning(types: Types, attrs: Attrs, out: TensorType, at: At, r: Reader) -> Expr:
     axis = axis_of(attrs["axis"], out.rank)
     e = cast(r.read(1, at), "i64")
-    return r.read(0, tuple(wrapped(e, types[0].shape[k]) if k == axis else x for k, x in enumerate(at)))
+    return r.read(0, tuple(_checked(e, types[0].shape[k], attrs) if k == axis else x for k, x in enumerate(at)))
 
 
 # ------------------------------------------------------------------------------------------------ reductions and contractions

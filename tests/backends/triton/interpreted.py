@@ -266,3 +266,27 @@ def test_positions_and_casts() -> None:
     expr = call("mul", cast(near, "f32"), cast(cast(load("x", (I,), "f32"), "bf16"), "f32"))
     x = np.random.default_rng(8).standard_normal(300).astype(np.float32)
     np.testing.assert_array_equal(computed(expr, {"x": x}, {"x": "f32"}), evaluate(expr, {"i": np.arange(300)}, {"x": x}))
+
+
+# ------------------------------------------------------------------------------------------------ indices
+
+
+def _biased(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    return (q @ k.mT + table[at]).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("wrong", [40, 10**12, -41, None])
+def test_indices_are_checked(wrong: int | None) -> None:
+    """A table read by a tensor of indices: right ones, negative ones, and one that is in no table."""
+    q, k, v = (torch.randn(1, 2, 20, 8) for _ in range(3))
+    at = torch.randint(-40, 40, (20, 20))
+    given = {"q": q, "k": k, "v": v, "table": torch.randn(40), "at": at}
+    if wrong is None:
+        compiled(_biased, given, "f32")
+        return
+    at[19, 3] = wrong
+    torch._dynamo.reset()
+    options: dict[str, Any] = {"fuse": "always", "target": "h100", "schedule": TILES, "rest": "eager"}
+    message = f"index {wrong} \\(taken from at\\) is out of range for dimension 0 of table, which has 40 elements"
+    with torch.no_grad(), pytest.raises(IndexError, match=message):
+        torch.compile(_biased, backend="aicf", options=options)(**given)

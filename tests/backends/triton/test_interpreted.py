@@ -13,7 +13,7 @@ import pytest
 
 PARTS = (
     "own_cases", "other_schedules or decode", "shared_cases", "attention or strides or bias or orders or skipped or summaries",
-    "functions or integers or positions",
+    "functions or integers or positions or indices",
 )  # fmt: skip
 
 

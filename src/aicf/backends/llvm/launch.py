@@ -5,17 +5,20 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import deque
+from collections.abc import Iterable
 
 from aicf.backends.llvm.codegen import Slots
-from aicf.backends.llvm.codegen.module import BUFFERS, HEADER, STRIDE
+from aicf.backends.llvm.codegen.checks import FAULTS
+from aicf.backends.llvm.codegen.module import BUFFERS, CHECKS, HEADER, STRIDE
 from aicf.backends.llvm.threads import fork_address, run_workers
-from aicf.kernel import Kernel
+from aicf.kernel import Kernel, OutOfRange
 from aicf.scalar import DType, integer, is_float
 
 _CODES: dict[DType, str] = {
     "bool": "q", "u8": "B", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "f16": "f", "bf16": "f", "f32": "f", "f64": "d",
 }  # fmt: skip
 _ALIGN = 4096
+_ONLY_CHECKS = 1 << 62
 
 
 def scalar_word(value: float | int, dtype: DType) -> int:
@@ -62,13 +65,15 @@ class Launcher:
         # A page more keeps one thread's buffer from following another's at a power of two.
         self.stride = -(-max(buffer, 64) // _ALIGN) * _ALIGN + 128
         self._buffers: dict[int, deque[Buffer]] = {}
+        self.checks = bool(kernel.checks)
         self.entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)(entry)
 
     def words(
         self, tensors: dict[str, tuple[int, tuple[int, ...]]], sizes: dict[str, int], scalars: dict[str, float | int]
     ) -> list[int]:
-        """The call's words, buffers and counters still empty."""
+        """The call's words, buffers and counters still empty; all checks are asked for."""
         words = [0] * self.slots.words
+        words[CHECKS] = -1
         for t in self.kernel.tensors:
             address, strides = tensors[t.name]
             if len(strides) != len(t.shape):
@@ -86,6 +91,16 @@ class Launcher:
         for s in self.kernel.scalars:
             words[self.slots.scalars[s.name]] = scalar_word(scalars[s.name], s.dtype)
         return words
+
+    def ask(self, words: list[int], checks: Iterable[int]) -> None:
+        """Of the kernel's checks run those alone whose numbers these are."""
+        words[CHECKS] = sum(1 << k for k in checks)
+
+    def try_checks(self, words: list[int], threads: int) -> None:
+        """Runs the checks that `words` ask for, and nothing else. Raises OutOfRange as a call does."""
+        alone = list(words)
+        alone[FAULTS] = _ONLY_CHECKS  # a fault keeps everything but checks from running
+        self.start(Frame(alone), threads)
 
     def place(self, tensor: str) -> int:
         """Which of the words is a tensor's address."""
@@ -129,6 +144,15 @@ class Launcher:
                 self.entry(frame.address, fork, threads)
         finally:
             kept.append(buffer)
+        if self.checks and frame.words[FAULTS] & ~_ONLY_CHECKS:
+            raise self._fault(frame)
+
+    def _fault(self, frame: Frame) -> OutOfRange:
+        words = frame.words
+        number = next(k for k in range(len(self.kernel.checks)) if words[FAULTS] >> k & 1)
+        check, place = self.kernel.checks[number], self.slots.checks[number]
+        sizes = {name: words[at] for name, at in self.slots.sizes.items()}
+        return OutOfRange(check, words[place], words[place + 1], integer(check.extent, sizes))
 
 
 class Frame:

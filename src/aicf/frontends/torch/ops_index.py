@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aicf.scalar import integer_const, is_int
+from aicf.scalar import Const, integer_const, is_int
 from aicf.semantic import Node
 from aicf.semantic.types import is_one
 
@@ -30,12 +30,12 @@ def _index_select(c: Context, a: Args) -> Node:
     _integer_indices(a.index)
     axis = c.axis(a.dim, a.self.type.rank)
     index = c.b.reshape(a.index, (c.out.shape[axis],))
-    return c.b.op("take", a.self, index, axes=(axis,), position=axis)
+    return c.b.op("take", a.self, index, axes=(axis,), position=axis, wraps=False)
 
 
 def _gather(c: Context, a: Args) -> Node:
     _integer_indices(a.index)
-    return c.b.op("gather", a.self, a.index, axis=c.axis(a.dim, a.self.type.rank))
+    return c.b.op("gather", a.self, a.index, axis=c.axis(a.dim, a.self.type.rank), wraps=False)
 
 
 def _take_along_dim(c: Context, a: Args) -> Node:
@@ -44,8 +44,12 @@ def _take_along_dim(c: Context, a: Args) -> Node:
     _integer_indices(a.indices)
     axis = c.axis(a.dim, a.self.type.rank)
     shape = c.out.shape
-    data = c.b.expand(a.self, tuple(a.self.type.shape[k] if k == axis else d for k, d in enumerate(shape)))
-    return c.b.op("gather", data, c.b.expand(a.indices, shape), axis=axis)
+    length = a.self.type.shape[axis]
+    data = c.b.expand(a.self, tuple(length if k == axis else d for k, d in enumerate(shape)))
+    # PyTorch takes any number, modulo the length.
+    divisor = length.value if isinstance(length, Const) else c.b.cast(c.b.scalar(length), a.indices.type.dtype)
+    indices = c.b.op("mod", a.indices, divisor)
+    return c.b.op("gather", data, c.b.expand(indices, shape), axis=axis)
 
 
 def _index_put(c: Context, a: Args) -> Node:
@@ -64,7 +68,7 @@ def _index_put(c: Context, a: Args) -> Node:
 
 
 def _embedding(c: Context, a: Args) -> Node:
-    return c.b.op("take", a.weight, a.indices, axes=(0,), position=0)
+    return c.b.op("take", a.weight, a.indices, axes=(0,), position=0, wraps=False)
 
 
 OPS: dict[str, Handler] = {

@@ -172,7 +172,7 @@ def _launch(entry: Entry, executable: DeviceExecutable, inputs: list[torch.Tenso
         executable.launch(inputs, made, chosen, empty)
         return made
     with torch.cuda.device(device):
-        executable.launch(inputs, made, chosen, empty)
+        executable.launch(inputs, made, chosen, empty, checked=not torch.cuda.is_current_stream_capturing())
     return made
 
 

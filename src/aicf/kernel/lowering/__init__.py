@@ -6,7 +6,8 @@
     accumulate_output     ->    G_o[i, e] = G_o * scale + contract p, v over j
     store_tile(O)         ->  store O[b, h, i, e] = G_o / G_l
 
-`names.py` is what a kernel is made of, `block.py` what happens to a block of rows, `orders.py` how rows and keys are walked.
+`names.py` is what a kernel is made of, `block.py` what happens to a block of rows, `orders.py` how rows and keys are walked,
+`checks.py` clamps and checks indices that may be wrong.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aicf.kernel.ir import Kernel
+from aicf.kernel.lowering.checks import checked
 from aicf.kernel.lowering.names import Binding, KernelLoweringError, Names, Tiles
 from aicf.kernel.lowering.orders import kv_major, q_major
 from aicf.mcir.regions import Region
@@ -47,6 +49,7 @@ def lower_to_kernel(
         summaries,
         header,
     )
+    kernel = checked(kernel)
     inputs = {name: names.found.loads[source] for source, name in names.tensors.items()}
     outputs = {names.output(k): e.node for k, e in enumerate(names.found.exits)}
     return kernel, Binding(inputs, outputs, {**{n: index(n) for n in used}, **names.sizes})

@@ -3,8 +3,9 @@
 Everything a call needs is one array of 64-bit words (`Slots` says what is where), so that a call passes one pointer:
 
     word 0   address of the threads' buffers        word 8   next work item (atomic)      word 16 …  tensor addresses, strides,
-    word 1   bytes per thread                       word 9   next thread number                      sizes, scalars
-                                                    word 10  number of threads
+    word 1   bytes per thread                       word 9   next thread number                      sizes, scalars, and what
+    word 2   which checks failed, a bit for each    word 10  number of threads                       checks found
+    word 3   which checks are to run
 
 A worker takes a thread number, then work items until there are none. The entry runs the workers of each statement through
 `fork(worker, words, threads, 0)`, which has the signature of GOMP_parallel, and comes back when all are done.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from aicf.backends.llvm.codegen.checks import FAULTS, emit_check
 from aicf.backends.llvm.codegen.elementwise import AxisLoops, fold, identity
 from aicf.backends.llvm.codegen.expressions import combined
 from aicf.backends.llvm.codegen.halves import CONVERSIONS
@@ -25,11 +27,12 @@ from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef, View
 from aicf.backends.llvm.codegen.target import Target
 from aicf.backends.llvm.codegen.text import I64, Function, Module
 from aicf.backends.llvm.codegen.values import Value, held
-from aicf.kernel import Kernel, Loop, Parallel, Stream, Summary, Tile, statements, written
+from aicf.kernel import Check, Kernel, Loop, Parallel, Stmt, Stream, Summary, Tile, statements, written
+from aicf.kernel.indices import checked_items
 from aicf.scalar import is_float
 
 HEADER = 16
-BUFFERS, STRIDE, ITEM, THREAD, THREADS = 0, 1, 8, 9, 10
+BUFFERS, STRIDE, CHECKS, ITEM, THREAD, THREADS = 0, 1, 3, 8, 9, 10
 ENTRY = "aicf_run"
 
 
@@ -41,6 +44,7 @@ class Slots:
     strides: dict[tuple[str, int], int]
     sizes: dict[str, int]
     scalars: dict[str, int]
+    checks: tuple[int, ...]  # of each check two words: the lowest and the highest wrong index
     words: int
 
 
@@ -58,16 +62,24 @@ def slots(kernel: Kernel) -> Slots:
     sizes = {name: at + i for i, name in enumerate(kernel.sizes)}
     at += len(sizes)
     scalars = {s.name: at + i for i, s in enumerate(kernel.scalars)}
-    return Slots(tensors, strides, sizes, scalars, at + len(scalars))
+    at += len(scalars)
+    checks = tuple(range(at, at + 2 * len(kernel.checks), 2))
+    return Slots(tensors, strides, sizes, scalars, checks, at + 2 * len(checks))
 
 
 def worker_names(kernel: Kernel) -> tuple[str, ...]:
     """The exported workers in the order in which they must run."""
-    return tuple(f"aicf_worker_{i}" for i in range(len(kernel.summaries) + len(kernel.body)))
+    return tuple(f"aicf_worker_{i}" for i in range(len(_parts(kernel))))
+
+
+def _parts(kernel: Kernel) -> tuple[Check | Summary | Stmt, ...]:
+    """What has a worker of its own, in the order in which they run."""
+    return (*kernel.checks, *kernel.summaries, *kernel.body)
 
 
 def plans(kernel: Kernel, target: Target) -> list[tuple[Kernel, Plan]]:
-    """For each summary and each `parallel` statement, in this order: the kernel of that statement alone, and its layouts.
+    """For each check, each summary and each `parallel` statement, in this order: the kernel of that statement alone, and its
+    layouts.
 
     Raises ValueError for a statement outside of `parallel`.
     """
@@ -77,8 +89,8 @@ def plans(kernel: Kernel, target: Target) -> list[tuple[Kernel, Plan]]:
                 f"kernel {kernel.name}: {type(s).__name__} outside of parallel; only parallel statements stand at the top"
             )
     kernel = fold_scales(kernel)
-    alone = [replace(kernel, body=())] * len(kernel.summaries) + [replace(kernel, body=(s,)) for s in kernel.body]
-    return [(k, plan(k, target)) for k in alone]
+    before = [replace(kernel, body=())] * (len(kernel.checks) + len(kernel.summaries))
+    return [(k, plan(k, target)) for k in (*before, *(replace(kernel, body=(s,)) for s in kernel.body))]
 
 
 def buffer_bytes(kernel: Kernel, target: Target) -> int:
@@ -93,13 +105,10 @@ def emit_module(kernel: Kernel, target: Target) -> str:
     """
     module = Module(target.lanes, target.registers, target.lookup)
     names = worker_names(kernel)
-    for name, (alone, layout), summary in zip(
-        names, plans(kernel, target), (*kernel.summaries, *[None] * len(kernel.body)), strict=True
-    ):
-        what = summary or alone.body[0]
-        assert isinstance(what, Summary | Parallel)
-        loops = what.loops if isinstance(what, Parallel) else _summary_loops(kernel, what)
-        _worker(module, name, alone, target, layout, tiles_of(alone), loops, what)
+    for name, (alone, layout), part in zip(names, plans(kernel, target), _parts(kernel), strict=True):
+        what = alone.body[0] if isinstance(part, Parallel) else part
+        assert isinstance(what, Check | Summary | Parallel)
+        _worker(module, name, alone, target, layout, tiles_of(alone), _loops(kernel, what), what)
     _entry(module, names)
     header = (f"kernel {kernel.name}", *kernel.header)
     text = module.text(target.triple, header)
@@ -118,16 +127,28 @@ def attributes(target: Target) -> str:
     )
 
 
-def _summary_loops(kernel: Kernel, s: Summary) -> tuple[Loop, ...]:
-    return (*s.outer, *(Loop(a.origin, a.extent, a.tile) for a in map(kernel.axis, s.axes)))
+def _loops(kernel: Kernel, what: Check | Summary | Parallel) -> tuple[Loop, ...]:
+    """The loops whose turns are a worker's items."""
+    match what:
+        case Parallel():
+            return what.loops
+        case Summary():
+            return (*what.outer, *(Loop(a.origin, a.extent, a.tile) for a in map(kernel.axis, what.axes)))
+        case Check():
+            return checked_items(kernel, what)
 
 
 def _worker(
     module: Module, name: str, kernel: Kernel, target: Target, layout: Plan, tiles: dict[str, Tile], loops: tuple[Loop, ...],
-    what: Parallel | Summary,
+    what: Parallel | Summary | Check,
 ) -> None:  # fmt: skip
     """void worker(ptr words): thread number, then items until none is left."""
     fn = Function(module, name, "ptr %words", group=1)
+    head, body, done = fn.new_label("take"), fn.new_label("item"), fn.new_label("done")
+    if kernel.checks:
+        start = fn.new_label("start")
+        fn.do(f"br i1 {_idle(fn, kernel, what)}, label %{done}, label %{start}")
+        fn.label(start)
     thread = fn.op(f"atomicrmw add ptr {fn.pointer('%words', THREAD, 'i64')}, i64 1 monotonic")
     base = fn.op(f"load i64, ptr {fn.pointer('%words', BUFFERS, 'i64')}")
     size = fn.op(f"load i64, ptr {fn.pointer('%words', STRIDE, 'i64')}")
@@ -137,7 +158,6 @@ def _worker(
     total: I64 = 1
     for count in counts:
         total = fn.mul(total, count)
-    head, body, done = fn.new_label("take"), fn.new_label("item"), fn.new_label("done")
     fn.jump(head)
     fn.label(head)
     item = fn.op(f"atomicrmw add ptr {fn.pointer('%words', ITEM, 'i64')}, i64 1 monotonic")
@@ -153,6 +173,8 @@ def _worker(
         after = _numbers(fn, fn.maximum(fn.sub(left, threads), 0), counts)
         scope = replace(scope, item=what.body, upcoming=_variables(fn, loops, after))
         emit_body(what.body, _views(kernel, scope, tiles, what), tiles)
+    elif isinstance(what, Check):
+        emit_check(what, scope, tiles, slots(kernel).checks[kernel.checks.index(what)], 1 << kernel.checks.index(what))
     else:
         _summary(what, scope, tiles, numbers[-len(what.axes) :])
     fn.jump(head)
@@ -161,6 +183,14 @@ def _worker(
         module.declare("llvm.x86.avx.vzeroupper", "void ()")
         fn.do("call void @llvm.x86.avx.vzeroupper()")
     fn.do("ret void")
+
+
+def _idle(fn: Function, kernel: Kernel, what: Parallel | Summary | Check) -> str:
+    """Whether a worker has nothing to do: a check that is not asked for, anything else after one that failed."""
+    if isinstance(what, Check):
+        asked = fn.op(f"load i64, ptr {fn.pointer('%words', CHECKS, 'i64')}")
+        return fn.compare("eq", fn.op(f"and i64 {asked}, {1 << kernel.checks.index(what)}"), 0)
+    return fn.compare("ne", fn.op(f"load i64, ptr {fn.pointer('%words', FAULTS, 'i64')}"), 0)
 
 
 def _numbers(fn: Function, item: I64, counts: list[I64]) -> list[I64]:
