@@ -38,6 +38,6 @@ from aicf.kernel.verifier import KernelError, check_kernel, verify_kernel
 __all__ = [
     "Axis", "Check", "Contract", "Fill", "Kernel", "KernelError", "LoadTile", "Loop", "Map", "OutOfRange", "Parallel", "Phase",
     "Reduce", "Retry", "Rows", "ScalarParam", "Stmt", "StoreTile", "Stream", "Summary", "TensorParam", "Tile", "Trace",
-    "allocate", "bodies", "check_capacity", "check_kernel", "inner", "kernel_fingerprint", "live_tiles", "print_kernel", "print_statement",
-    "reads", "run_kernel", "statements", "tile_bytes", "verify_kernel", "written",
+    "allocate", "bodies", "check_capacity", "check_kernel", "inner", "kernel_fingerprint", "live_tiles", "print_kernel",
+    "print_statement", "reads", "run_kernel", "statements", "tile_bytes", "verify_kernel", "written",
 ]  # fmt: skip

@@ -55,5 +55,6 @@ class OutOfRange(IndexError):
         """What is wrong, tensors called by `names` where those have one."""
         held = dict.fromkeys(x.tensor for x in walk(self.check.value) if isinstance(x, Load))
         given = f" (taken from {', '.join(names.get(n, n) for n in held)})" if held else ""
-        what = f"dimension {self.check.dim} of {names.get(self.check.tensor, self.check.tensor)}"
+        tensor = names.get(self.check.tensor, self.check.tensor)
+        what = f"dimension {self.check.dim} of {tensor}" if tensor else "a tensor that is computed"
         return f"index {self.index}{given} is out of range for {what}, which has {self.extent} elements"

@@ -252,8 +252,9 @@ class Summary:
 @dataclass(frozen=True)
 class Check:
     """An index that has to be right: at all turns of `loops` `value` is below `extent` and at least 0, or at least -`extent`
-    where it `wraps` around. It is one of dimension `dim` of `tensor`. If it is not so anywhere, nothing else of the kernel runs
-    and its caller gets an IndexError. Of a kernel's checks the first that fails is told.
+    where it `wraps` around. It is one of dimension `dim` of `tensor` ("": of something that is computed). If it is not so
+    anywhere, nothing else of the kernel runs and its caller gets an IndexError. Of a kernel's checks the first that fails is
+    told.
 
     What is loaded at such an index is clamped besides: max(0, min(x, extent - 1)). So no load is outside of its tensor, whatever
     an index tensor holds, and also where an index depends on what other threads write meanwhile."""

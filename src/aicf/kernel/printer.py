@@ -36,11 +36,9 @@ def print_kernel(kernel: Kernel) -> str:
     out += [f"  axis    {a.name} < {show(a.extent)} tile {a.tile}" for a in kernel.axes]
     for c in kernel.checks:
         low = f"-{show(c.extent, 7)}" if c.wraps else "0"
-        turns = ", ".join(_loop(v) for v in c.loops)
-        out.append(
-            f"  check   {low} <= {show(c.value)} < {show(c.extent)}, dimension {c.dim} of {c.tensor}"
-            + (f", for {turns}" if turns else "")
-        )
+        what = f"dimension {c.dim} of {c.tensor}" if c.tensor else "computed"
+        turns = f", for {', '.join(_loop(v) for v in c.loops)}" if c.loops else ""
+        out.append(f"  check   {low} <= {show(c.value)} < {show(c.extent)}, {what}{turns}")
     for s in kernel.summaries:
         outer = "".join(f"{v.var.name}, " for v in s.outer)
         tiles = ", ".join(f"{a} tile" for a in s.axes)

@@ -130,7 +130,8 @@ class _Verifier:
         where = f"check of `{show(c.value)}`"
         param = self.tensors.get(c.tensor)
         if param is None:
-            self.problem(where, f"there is no tensor {c.tensor}")
+            if c.tensor:
+                self.problem(where, f"there is no tensor {c.tensor}")
         elif not 0 <= c.dim < len(param.shape):
             self.problem(where, f"{c.tensor} has no dimension {c.dim}, its rank is {len(param.shape)}")
         inner = dict(bound)
@@ -480,10 +481,8 @@ class _Verifier:
         param = self.tensors.get(tensor)
         for dim, (n, e) in enumerate(zip(() if param is None else param.shape, at, strict=False)):
             if of_a_tensor(e) and not is_clamped(e, n):
-                write = f"max(0, min(x, {show(n)} - 1))"
-                self.problem(
-                    s, f"index `{show(e)}` comes from a tensor and may be outside of dimension {dim} of {tensor}: {write}"
-                )
+                what = f"comes from a tensor and may be outside of dimension {dim} of {tensor}"
+                self.problem(s, f"index `{show(e)}` {what}: write max(0, min(x, {show(n)} - 1))")
         if param is None:
             self.problem(s, f"there is no tensor {tensor}")
         elif len(param.shape) != len(at):

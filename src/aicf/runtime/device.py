@@ -86,7 +86,8 @@ class DeviceExecutable(Executable):
         if found is None:
             found = self._checkers[layout, numbers] = GpuKernel(check_kernel(kernel, numbers))
         given = {t.name: tensors[t.name] for t in found.kernel.tensors if t.role == "in"}
-        made = {t.name: empty(tuple(integer(d, sizes) for d in t.shape), t.dtype) for t in found.kernel.tensors if t.role == "out"}
+        results = [t for t in found.kernel.tensors if t.role == "out"]
+        made = {t.name: empty(tuple(integer(d, sizes) for d in t.shape), t.dtype) for t in results}
         found.launch({**given, **made}, sizes, {}, empty)
         for k in numbers:
             c, extent = kernel.checks[k], integer(kernel.checks[k].extent, sizes)

@@ -1,4 +1,4 @@
-"""A kernel's checks of indices as a kernel of their own: of each the lowest and the highest index, tile by tile, in scratch tensors.
+"""A kernel's checks of indices as a kernel of their own: of each the lowest and the highest index, tile by tile, in tensors.
 
     check 0 <= I[i, j] < T_0, for i < N, j < M     ->     parallel i0 < N step 64, j0 < M step 64:
                                                             lowest_0[i0 // 64, j0 // 64] = min over i, j of I[i, j]

@@ -90,6 +90,9 @@ class _Checks:
         return made.index
 
     def expression(self, e: Expr) -> Expr:
+        if not isinstance(e, Load):
+            for part in _outermost(e):  # an element of what is computed from positions alone: no tensor is read
+                self._check("", 0, part, part.args[1])
         for x in walk(e):
             if x not in self.done:
                 self.done[x] = self._made(x)
@@ -100,9 +103,8 @@ class _Checks:
             case Load():
                 shape = self.tensors[x.tensor].shape
                 for dim, e in enumerate(x.index):
-                    for part in walk(e):
-                        if isinstance(part, Call) and part.fn == "inside":
-                            self._check(x.tensor, dim, part, shape[dim] if part is e else part.args[1])
+                    for part in _outermost(e):
+                        self._check(x.tensor, dim, part, shape[dim] if part is e else part.args[1])
                 parts = zip(x.index, shape, strict=True)
                 at = [clamped(self._plain(e), dim) if _of_a_tensor(e) else self.done[e] for e, dim in parts]
                 return load(x.tensor, tuple(at), x.dtype)
@@ -120,6 +122,22 @@ class _Checks:
         if bound <= self.loops.keys():
             turns = tuple(loop for name, loop in self.loops.items() if name in bound)
             self.found.setdefault(Check(tensor, dim, self.done[value], extent, wraps, turns))
+
+
+def _outermost(e: Expr) -> list[Call]:
+    """The `inside` of an index, but for those that stand in indices of what it loads."""
+    found: dict[Call, None] = {}
+    seen: set[Expr] = set()
+    stack = [e]
+    while stack:
+        x = stack.pop()
+        if x in seen or isinstance(x, Load):
+            continue
+        seen.add(x)
+        if isinstance(x, Call) and x.fn == "inside":
+            found[x] = None
+        stack += children(x)
+    return [*found]
 
 
 def _unwrapped(e: Expr, extent: Expr) -> tuple[Expr, bool]:
