@@ -1,4 +1,4 @@
-"""Every program with all of its memory between pages that nobody may touch. Run by `test_guard_pages.py`, in a process of its own:
+"""Every program with all of its memory between pages that nobody may touch. Run in a process of its own (`test_guard_pages.py`):
 an access outside of a tensor ends it.
 
     python -m tests.frontends.torch.guarded right host      # tensors end where such a page begins; "left": they begin behind one
