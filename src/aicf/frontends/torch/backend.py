@@ -31,7 +31,7 @@ from aicf.report import GraphReport
 from aicf.runtime.device import DeviceExecutable
 from aicf.scalar import variables
 
-from . import hints
+from . import hints, notices
 from .breaks import is_cut
 from .counting import count_tiles
 from .devices import for_device
@@ -49,6 +49,7 @@ from .retrace import retrace
 from .rewrite import misplaced, rewrite
 
 hints.install()
+notices.set_up()
 
 Rest = Literal["auto", "inductor", "eager", "explain"]
 EAGER_BYTES = 1 << 30  # scores that an explanation's call may write
@@ -122,6 +123,8 @@ def aicf_backend(
     else:
         made = _finish(gm, rewritten, example_inputs, chosen, report)
     _require(chosen, report)
+    if notices.is_wanted(chosen.require, chosen.report, chosen.rest):
+        notices.note(gm, report)
     return made if chosen.require is None else _telling(made, report, is_cut(gm))
 
 
@@ -165,8 +168,7 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
         # The model's result comes first: the graph runs as it is, and the reason is reported.
         report.problem = DIFFERENTIATED if differentiates(gm) else _brief(e)
         _left(report)
-        level = logging.INFO if differentiates(gm) else logging.WARNING
-        log.log(level, "a graph is left to PyTorch: %s", report.problem, exc_info=log.isEnabledFor(logging.DEBUG))
+        log.debug("a graph is left to PyTorch: %s", report.problem, exc_info=True)  # `notices` warns of it
         return report, None
 
 
@@ -230,7 +232,7 @@ def _compiled(gm: Module, inputs: Sequence[Any], options: BackendOptions, report
 
 
 def _fault(e: Exception) -> str:
-    log.warning("an attention is left to PyTorch: %s", _brief(e), exc_info=log.isEnabledFor(logging.DEBUG))
+    log.debug("an attention is left to PyTorch: %s", _brief(e), exc_info=True)  # `notices` warns of it
     return f"AICF itself fails on it, which is an error to report ({_brief(e)})"
 
 
@@ -308,7 +310,6 @@ def _finish(gm: Module, rewritten: Module | None, inputs: Sequence[Any], options
             raise
         report.problem = f"Inductor does not take the rewritten graph ({_brief(e)})"
         _left(report)
-        log.warning("a graph is left to PyTorch: %s", report.problem)
         return through_inductor(gm, inputs)
 
 
