@@ -149,11 +149,11 @@ def parser() -> argparse.ArgumentParser:
     )
     _rows(bench)
     bench.add_argument("--contenders", metavar="A,B,…", help="some of eager, compile, sdpa, flex, aicf (all)")
-    bench.add_argument("--seconds", type=float, default=3.0, help="of timing per row, all contenders together (3)")
+    bench.add_argument("--seconds", type=float, default=3.0, help="seconds of timing per row, shared by all contenders (3)")
     bench.add_argument("--fuse", choices=("auto", "always"), default="auto", help="whether the cost model may decline (auto)")
     bench.add_argument("--json", metavar="FILE", help="write the rows here, after each row")
-    bench.add_argument("--resume", action="store_true", help="keep the rows that FILE has, and measure the others")
-    bench.add_argument("--report", action="store_true", help="measure nothing: show what FILE has")
+    bench.add_argument("--resume", action="store_true", help="keep the rows that are in the file, and measure the missing ones")
+    bench.add_argument("--report", action="store_true", help="measure nothing: show the rows of the file")
     bench.add_argument("--chart", metavar="FILE.svg", help="draw the ratios (needs Matplotlib: pip install 'aicf[bench]')")
     bench.add_argument("--list", action="store_true", help="list the built-in cases")
 
@@ -161,7 +161,7 @@ def parser() -> argparse.ArgumentParser:
     _rows(tune)
     tune.add_argument(
         "--seconds", type=float, default=3.0,
-        help="of timing all schedules; then the same again for those within 50%% of the fastest, and for those within 15%% (3)",
+        help="seconds of timing all schedules; as long again those within 50%% of the fastest, then those within 15%% (3)",
     )  # fmt: skip
     tune.add_argument("--top", type=int, default=10, metavar="N", help="how many schedules to show (10)")
     tune.add_argument("--dry-run", action="store_true", help="keep nothing: only tell how good the cost model's choice is")
@@ -186,9 +186,11 @@ def _rows(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dtype", action="append", default=[], help="element type; may be repeated (f32)")
     command.add_argument("--threads", type=int, action="append", default=[], help="may be repeated (PyTorch's own number)")
     command.add_argument(
-        "--size", action="append", default=[], metavar="BxHxNxD", help="batch and heads too, in the place of --n and --d"
+        "--size", action="append", default=[], metavar="BxHxNxD", help="batch, heads, tokens and head size; replaces --n and --d"
     )
-    command.add_argument("--all", action="store_true", help="the whole grid, but for what other options select: hours")
+    command.add_argument(
+        "--all", action="store_true", help="all cases, sizes, types and thread counts that no other option narrows; takes hours"
+    )
 
 
 def _function(command: argparse.ArgumentParser) -> None:
@@ -204,7 +206,7 @@ def _function(command: argparse.ArgumentParser) -> None:
         help="auto: stream where it is predicted to pay; always: wherever possible",
     )
     command.add_argument(
-        "--strict", action="store_true", help="assume nothing of what a mask hides, as aicf.compile(..., strict=True) does"
+        "--strict", action="store_true", help="assume nothing about what a mask hides, as aicf.compile(..., strict=True)"
     )
 
 

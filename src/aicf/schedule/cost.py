@@ -234,7 +234,8 @@ def _reasons(
     if isinstance(t, CpuTarget):
         block = cpu.register_tile(t, cpu.uses_matrix_unit(p, t))
         told["tile_n"] += f"; panels up to {cpu.depth_limit(t, block)} keys stay in L1 ({_bytes(t.l1d)}, {t.l1_ways} ways)"
-        told["rows"] = block.reason if s.rows == block.rows else f"the problem has rows for {s.rows}; {block.reason}"
+        few = f"of at most {p.rows}, as there are no more rows; " if s.rows == p.rows < block.rows else ""
+        told["rows"] = few + block.reason
         share = _bytes(cpu.CACHE_SHARE * t.l2)
         fits = "fits" if best.memory <= cpu.CACHE_SHARE * t.l2 else "is more than"
         told["working_set"] = (
@@ -272,7 +273,7 @@ def _reasons(
             p, best, options, units, math.ceil(gpu.SPLIT_FILL * t.sms), f"{gpu.SPLIT_FILL:g} x {t.sms} SMs"
         )
     if given.get("kv_split", 1) == 1 and _spills_much(p, t, given):
-        spilled = f"that state is {_bytes(p.state_bytes)}, more than is taken unasked ({_bytes(KV_MAJOR_BYTES)} a thread)"
+        spilled = f"that state takes {_bytes(p.state_bytes)}, above its limit of {_bytes(KV_MAJOR_BYTES)} a thread"
     else:
         spilled = _compare(best, options, "order")
     told["order"] = (
