@@ -47,6 +47,7 @@ from .region_op import REGION, run_region
 from .required import ran
 from .retrace import retrace
 from .rewrite import misplaced, rewrite
+from .subclasses import on_own_tensors, subclasses
 
 hints.install()
 notices.set_up()
@@ -110,14 +111,21 @@ def aicf_backend(
     except ValueError as e:
         raise as_it_is(e, inspect.currentframe()) from None
     began = time.perf_counter()
-    report, rewritten = streamed_module(gm, example_inputs, chosen)
+    apart: Callable[..., Any] | None = None
+    if subclasses(gm):
+        report, apart = _taken_apart(gm, example_inputs, chosen)
+        rewritten = None
+    else:
+        report, rewritten = streamed_module(gm, example_inputs, chosen)
     report.seconds = time.perf_counter() - began
     if chosen.report is not None:
         chosen.report(report)
     _require(chosen, report)
-    if on_fakes(gm):  # memory or shapes are asked for; compiled code would read memory that is not there
+    if apart is not None:
+        made = apart
+    elif on_fakes(gm):  # memory or shapes are asked for; compiled code would read memory that is not there
         report.rest = "eager"
-        made: Callable[..., Any] = gm.forward
+        made = gm.forward
     elif chosen.rest == "explain":
         made = _counting(gm, rewritten, report)
     else:
@@ -126,6 +134,32 @@ def aicf_backend(
     if notices.is_wanted(chosen.require, chosen.report, chosen.rest):
         notices.note(gm, report)
     return made if chosen.require is None else _telling(made, report, is_cut(gm))
+
+
+def _taken_apart(gm: Module, inputs: Sequence[Any], options: BackendOptions) -> tuple[GraphReport, Callable[..., Any] | None]:
+    """What streams in the graph over the tensors that those of `gm` are made of, and that graph compiled (None when nothing
+    streams). Never raises."""
+    found = [GraphReport()]
+
+    def compile(own: Module, tensors: Sequence[Any]) -> Callable[..., Any]:
+        report, rewritten = streamed_module(own, tensors, options)
+        found.append(report)
+        plain = rewritten is None or options.rest == "explain"
+        return own.forward if plain else _finish(own, rewritten, tensors, options, report)
+
+    kinds = ", ".join(subclasses(gm))
+    if Gradients(gm, inputs).asked:
+        found[-1].problem = f"a gradient is asked of it over tensors of another kind ({kinds}), and gradients are not derived yet"
+        return found[-1], None
+    try:
+        made = on_own_tensors(gm, inputs, compile)
+    except Exception as e:
+        found[-1].problem = f"PyTorch does not say what it computes on the tensors that a {kinds} is made of ({_brief(e)})"
+        _left(found[-1])
+        log.info("a graph is left to PyTorch: %s", found[-1].problem, exc_info=log.isEnabledFor(logging.DEBUG))
+        return found[-1], None
+    report = found[-1]
+    return report, made if any(r.status == "streamed" for r in report.regions) and not report.problem else None
 
 
 def _telling(made: Callable[..., Any], report: GraphReport, cut: bool) -> Callable[..., Any]:
