@@ -21,6 +21,7 @@ from aicf.scalar.expr import (
     integer_const,
     load,
     number,
+    reads,
     reduce,
     show,
     size,
@@ -29,6 +30,7 @@ from aicf.scalar.expr import (
     var,
     variables,
     walk,
+    weight,
 )
 from aicf.scalar.functions import FUNCTIONS, Function
 from aicf.scalar.identity import digest, exact, fingerprint
@@ -80,6 +82,7 @@ __all__ = [
     "poly",
     "promote",
     "rebuild",
+    "reads",
     "reduce",
     "round_to",
     "show",
@@ -91,4 +94,5 @@ __all__ = [
     "var",
     "variables",
     "walk",
+    "weight",
 ]

@@ -222,6 +222,15 @@ def variables(e: Expr) -> frozenset[Var]:
     return _FREE[e]
 
 
+def reads(e: Expr) -> bool:
+    """Whether `e` loads anything."""
+    for node in unknown(e, _READS):
+        _READS[node] = isinstance(node, Load) or any(_READS[c] for c in children(node))
+    return _READS[e]
+
+
+_READS: dict[Expr, bool] = {}
+
 # ------------------------------------------------------------------------------------------------ text
 
 LEVEL = {"or": 1, "xor": 2, "and": 3, "lt": 4, "le": 4, "gt": 4, "ge": 4, "eq": 4, "ne": 4,
@@ -229,6 +238,7 @@ LEVEL = {"or": 1, "xor": 2, "and": 3, "lt": 4, "le": 4, "gt": 4, "ge": 4, "eq": 
 WORDS = ("true", "false", "inf", "nan", "let", "in")  # what a name is put in quotes for
 TREE = 160  # nodes, each as often as it is written, up to which an expression is one line without names
 INLINE = 40  # nodes of a line with names
+HEAVIEST = 10_000  # nodes that are counted, each as often as it is written
 
 
 def number(value: bool | int | float, dtype: DType = "f64") -> str:
@@ -256,9 +266,9 @@ def taken(kind: DType, among: DType | None) -> DType:
 
 
 def weight(e: Expr) -> int:
-    """The number of nodes of `e` written out, shared ones as often as they occur; not more than TREE + 1."""
+    """The number of nodes of `e` written out, shared ones as often as they occur; not more than HEAVIEST."""
     for node in unknown(e, _WEIGHTS):
-        _WEIGHTS[node] = min(TREE + 1, 1 + sum(_WEIGHTS[c] for c in children(node)))
+        _WEIGHTS[node] = min(HEAVIEST, 1 + sum(_WEIGHTS[c] for c in children(node)))
     return _WEIGHTS[e]
 
 

@@ -3,11 +3,16 @@
 A number that depends on conditions is looked at case by case, and what it comes to in each case is joined to a formula again.
 Cases that contradict one another don't count: where `j > i`, `j <= i - 32` never holds. For words: numbers that were rounded are
 taken for those that are meant, a product with 0 for 0.
+
+Cases multiply, so all of this is done within bounds: what is asked of one expression is found once (`work`), and after WORK nodes
+looked at it is given up (TooManyCases).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from aicf.scalar import (
@@ -32,11 +37,55 @@ YES, NO = const(True, "bool"), const(False, "bool")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ABSORBS = 1e30  # a number of this size is a mask's, and what is added to it is lost
 CASES = 64  # leaves of a case distinction, at most
+WORK = 100_000  # nodes looked at for the masks of one region, at most; real ones need some thousand
 # What makes of 0 and 1, a mask's numbers, a number that says whether it was one of them, or all.
 _LATTICE = frozenset({"min", "max", "mul", "add", "cast"})
 _LINEAR = _LATTICE | {"sub", "neg", "div"}
 
 Verdict = Callable[[Expr], Expr]
+
+
+class TooManyCases(Exception):
+    """A mask that takes more work to understand than words are worth."""
+
+
+@dataclass
+class Work:
+    """What was found, by question and expression, and how many nodes may still be looked at."""
+
+    left: int
+    found: dict[tuple[str, Expr], Expr] = field(default_factory=dict[tuple[str, Expr], Expr])
+
+    def spend(self, nodes: int) -> None:
+        self.left -= nodes
+        if self.left < 0:
+            raise TooManyCases
+
+    def once(self, question: str, e: Expr, answer: Callable[[Expr], Expr]) -> Expr:
+        known = self.found.get((question, e))
+        if known is None:
+            self.spend(1)
+            known = self.found[question, e] = answer(e)
+        return known
+
+
+_WORK: ContextVar[Work | None] = ContextVar("work", default=None)
+
+
+@contextmanager
+def work(nodes: int = WORK) -> Iterator[Work]:
+    """The bounds and the memory of what is asked inside; that of an outer one where there is one. TooManyCases ends it."""
+    outer = _WORK.get()
+    if outer is not None:
+        yield outer
+        return
+    token = _WORK.set(Work(nodes))
+    try:
+        made = _WORK.get()
+        assert made is not None
+        yield made
+    finally:
+        _WORK.reset(token)
 
 
 def join(c: Expr, yes: Expr, no: Expr) -> Expr:
@@ -54,6 +103,11 @@ def join(c: Expr, yes: Expr, no: Expr) -> Expr:
 
 def plain(c: Expr) -> Expr:
     """A condition with no number in it that depends on another condition."""
+    with work() as w:
+        return w.once("plain", c, _plain)
+
+
+def _plain(c: Expr) -> Expr:
     match c:
         case Call(fn=("and" | "or"), args=(a, b), dtype="bool"):
             return call(c.fn, plain(a), plain(b))
@@ -78,10 +132,17 @@ def plain(c: Expr) -> Expr:
 def by_cases(e: Expr, verdict: Verdict, choose: Callable[[Load], bool]) -> Expr | None:
     """What `verdict` says of `e` where all conditions in it are decided, as one formula; None when there are too many cases. The
     loaded numbers that `choose` names are taken for 0 or 1."""
+    with work() as w:
+        return _by_cases(e, verdict, choose, w)
+
+
+def _by_cases(e: Expr, verdict: Verdict, choose: Callable[[Load], bool], w: Work) -> Expr | None:
     room = [CASES]
 
     def decided(e: Expr, facts: Facts) -> Expr:
-        c = _switch(e, choose)
+        parts = outside(e)
+        w.spend(len(parts))
+        c = _switch(e, parts, choose)
         if c is None or not room[0]:
             room[0] = max(room[0] - 1, 0)
             return verdict(_meant(e))
@@ -131,9 +192,9 @@ def outside(e: Expr, through_conditions: bool = True) -> dict[Expr, None]:
     return found
 
 
-def _switch(e: Expr, choose: Callable[[Load], bool]) -> Expr | None:
-    """The first condition in `e` with no other in it, or number that stands for one; `e` itself is none."""
-    for x in outside(e):
+def _switch(e: Expr, parts: Iterable[Expr], choose: Callable[[Load], bool]) -> Expr | None:
+    """The first condition in `e`, of `parts`, with no other in it, or number that stands for one; `e` itself is none."""
+    for x in parts:
         if x is e or isinstance(x, Const):
             continue
         if x.dtype == "bool" or (isinstance(x, Load) and choose(x)):
@@ -236,19 +297,30 @@ def _range(c: Expr) -> tuple[Key, float, float] | None:
 
 def simplified(e: Expr) -> Expr:
     """A conjunction without what its other parts decide: `(j > i or m) and j <= i` is `m and j <= i`."""
-    parts = [*dict.fromkeys(conjuncts(pushed(e)))]
-    for p in [p for p in parts if len(conjuncts(p, "or")) > 1]:
+    with work() as w:
+        parts = conjuncts(pushed(e))
+        alternatives = {p: conjuncts(p, "or") for p in parts}
         facts = Facts()
-        for x in parts:
-            if len(conjuncts(x, "or")) == 1:
-                facts = facts.plus(x, True)
-        left = [x for x in conjuncts(p, "or") if facts.known(x) is not False]
-        parts[parts.index(p)] = YES if any(facts.known(x) for x in left) else _all("or", left)
-    return _all("and", parts)
+        for p in parts:
+            if len(alternatives[p]) == 1:
+                facts = facts.plus(p, True)
+        for k, p in enumerate(parts):
+            if len(alternatives[p]) > 1:
+                w.spend(len(alternatives[p]))
+                left = [x for x in alternatives[p] if facts.known(x) is not False]
+                parts[k] = YES if any(facts.known(x) for x in left) else _all("or", left)
+                if len(left) == 1:
+                    facts = facts.plus(parts[k], True)
+        return _all("and", parts)
 
 
 def pushed(e: Expr) -> Expr:
     """A formula with its negations moved inwards, so that parts can be told apart."""
+    with work() as w:
+        return w.once("pushed", e, _pushed)
+
+
+def _pushed(e: Expr) -> Expr:
     if isinstance(e, Call) and e.fn == "not" and isinstance(e.args[0], Call) and e.args[0].fn in ("and", "or"):
         inner = e.args[0]
         other = "or" if inner.fn == "and" else "and"
@@ -266,10 +338,20 @@ def _all(fn: str, parts: list[Expr]) -> Expr:
 
 
 def conjuncts(e: Expr, fn: str = "and") -> list[Expr]:
-    """The parts that `fn` ("and" or "or") joins."""
-    if isinstance(e, Call) and e.fn == fn and e.dtype == "bool":
-        return [x for a in e.args for x in conjuncts(a, fn)]
-    return [e]
+    """The parts that `fn` ("and" or "or") joins, each once."""
+    found: dict[Expr, None] = {}
+    seen: set[Expr] = set()
+    stack = [e]
+    while stack:
+        x = stack.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        if isinstance(x, Call) and x.fn == fn and x.dtype == "bool":
+            stack += reversed(x.args)
+        else:
+            found[x] = None
+    return [*found]
 
 
 def loads_of(e: Expr, through_conditions: bool = True) -> list[Load]:

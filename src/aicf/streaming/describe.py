@@ -26,13 +26,15 @@ from aicf.scalar import (
     transform,
     var,
     variables,
+    weight,
 )
 from aicf.streaming.conditions import conjuncts, loads_of, pushed
-from aicf.streaming.masks import Bias, Mask, Part
+from aicf.streaming.masks import Bias, Mask, Part, Unsaid
 
 _SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 Said = tuple[str, str]  # a condition in words, and what is said behind them
 OWN, OTHER = "each query's own key", "all but each query's own key"
+WRITTEN = 400  # parts of a condition, written out, up to which all are said
 LONGEST = 60  # an expression longer than this is named by what it is made of
 
 
@@ -46,7 +48,17 @@ class Words:
 
     def parts(self, parts: Iterable[Part]) -> str:
         """All masks and biases of a region, in one line."""
-        return ", ".join(dict.fromkeys(self.bias(p) if isinstance(p, Bias) else self.mask(p) for p in parts))
+        return ", ".join(dict.fromkeys(map(self.part, parts)))
+
+    def part(self, p: Part) -> str:
+        """A mask or a bias."""
+        match p:
+            case Bias():
+                return self.bias(p)
+            case Mask():
+                return self.mask(p)
+            case Unsaid():
+                return f"a mask of {p.operations} operations (too many to put into words)"
 
     def mask(self, m: Mask) -> str:
         """What a mask lets count, and how it hides the rest where that is no fill."""
@@ -63,7 +75,8 @@ class Words:
 
     def kept(self, keep: Expr) -> str:
         """The condition `keep`, for people."""
-        return self._joined(conjuncts(pushed(keep)), ", ")
+        formula = pushed(keep)
+        return self._joined(conjuncts(formula), ", ") if weight(formula) <= WRITTEN else self._made_of(keep)
 
     def _joined(self, parts: list[Expr], by: str) -> str:
         """The parts of a conjunction in words; what several say of positions alike is said once, behind the last."""
@@ -136,11 +149,16 @@ class Words:
     def _text(self, e: Expr) -> str:
         """An expression as it is, or what it is made of where that is too long."""
         loads = loads_of(e)
+        if weight(e) > WRITTEN:
+            return self._made_of(e)
         at = {x: [v.name for v in (self.row, self.stream) if v in variables(x)] for x in loads}
         text = show(_uncasted(substitute(e, {x: var(_indexed(self.name(x.tensor), at[x]), x.dtype) for x in loads})))
         text = text.replace("~", "not ", 1) if text.startswith("~") else text
-        if len(text) <= LONGEST:
-            return text
+        return text if len(text) <= LONGEST else self._made_of(e)
+
+    def _made_of(self, e: Expr) -> str:
+        """What a long expression is made of."""
+        loads = loads_of(e)
         bare = substitute(e, {x: const(0, x.dtype) for x in loads})
         own = variables(bare) - {self.row, self.stream}  # tensors that are said by their names alone, and sizes
         names = [*dict.fromkeys([*(self.name(x.tensor) for x in loads), *sorted(v.name for v in own)])]

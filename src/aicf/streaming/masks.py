@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from aicf.scalar import Call, Const, Expr, Load, call, is_float, is_int, variables
-from aicf.streaming.conditions import NO, YES, by_cases, join, linear, loads_of, plain, simplified
+from aicf.scalar import Call, Const, Expr, Load, call, is_float, is_int, variables, walk
+from aicf.streaming.conditions import NO, YES, TooManyCases, by_cases, join, linear, loads_of, plain, simplified, work
 from aicf.streaming.recognise import Recognised
 
 FILL = -1e3  # a number at or below this, in the place of a score or added to it, is a mask's
@@ -36,16 +36,34 @@ class Bias:
     factor: bool = False
 
 
-Part = Mask | Bias
+@dataclass(frozen=True)
+class Unsaid:
+    """A mask of `operations` that is too large to look into for words. Tiles are skipped under it like under any other."""
+
+    operations: int
+
+
+Part = Mask | Bias | Unsaid
 
 
 def parts_of(found: Recognised, traced: Callable[[Expr], Expr]) -> list[Part]:
     """The masks of a region, then its biases. `traced`: an expression in terms of the tensors that the program was given."""
+    try:
+        with work():
+            return _parts_of(found, traced)
+    except TooManyCases:
+        nodes = {x for r in found.cascade for x in walk(r.body)}
+        hides = any(isinstance(x, Call) and x.fn == "where" for x in nodes)
+        return [Unsaid(sum(isinstance(x, Call) for x in nodes))] if hides else []
+
+
+def _parts_of(found: Recognised, traced: Callable[[Expr], Expr]) -> list[Part]:
     values = {x.tensor for r in found.cascade for x in loads_of(r.body) if variables(x) & set(found.columns)}
     walker = _Walker(found, traced, frozenset(values))
     sums: list[dict[Expr, None]] = []
     for r in found.cascade:
         walker.factors = {}
+        walker.weighed = set()
         if r.op == "sum":
             walker.weight(r.body)
             sums.append(walker.factors)
@@ -58,7 +76,7 @@ def parts_of(found: Recognised, traced: Callable[[Expr], Expr]) -> list[Part]:
 
 
 def has_mask(parts: Iterable[Part]) -> bool:
-    return any(isinstance(p, Mask) for p in parts)
+    return any(isinstance(p, Mask | Unsaid) for p in parts)
 
 
 def keep_of(parts: Iterable[Part]) -> Expr | None:
@@ -82,6 +100,8 @@ class _Walker:
     biases: list[Bias] = field(default_factory=list[Bias])
     factors: dict[Expr, None] = field(default_factory=dict[Expr, None])
     seen: set[Expr] = field(default_factory=set[Expr])
+    added: set[Expr] = field(default_factory=set[Expr])
+    weighed: set[Expr] = field(default_factory=set[Expr])  # of the body at hand
 
     def __post_init__(self) -> None:
         self.scores = {a.name for a in self.found.atoms}
@@ -136,23 +156,29 @@ class _Walker:
 
     def _added(self, e: Expr) -> None:
         """A number that is added to the scores."""
+        if e in self.added:
+            return
+        self.added.add(e)
         if isinstance(e, Call) and e.fn in ("add", "sub"):
             self._added(e.args[0])
             self._added(e.args[1] if e.fn == "add" else call("neg", e.args[1]))
             return
         self._note(keeps(e, _hides), _fill_of(e))
-        self._biases(e, _hides)
+        self._biases(e, _hides, False, set())
 
-    def _biases(self, e: Expr, hides: Callable[[Const], bool], factor: bool = False) -> None:
+    def _biases(self, e: Expr, hides: Callable[[Const], bool], factor: bool, seen: set[Expr]) -> None:
         """What `e` adds (or multiplies) where it hides nothing."""
+        if e in seen:
+            return
+        seen.add(e)
         match e:
             case _ if _constant(e, hides):
                 pass
             case Call(fn="where", args=(_, a, b)):
-                self._biases(a, hides, factor)
-                self._biases(b, hides, factor)
+                self._biases(a, hides, factor, seen)
+                self._biases(b, hides, factor, seen)
             case Call(fn="cast", args=(a,)) if is_float(a.dtype):
-                self._biases(a, hides, factor)
+                self._biases(a, hides, factor, seen)
             case _ if self.found.stream in variables(e):
                 self.biases.append(Bias(e, factor))
             case _:
@@ -162,6 +188,9 @@ class _Walker:
 
     def weight(self, g: Expr) -> None:
         """What is done to the weights in a summand."""
+        if g in self.weighed:
+            return
+        self.weighed.add(g)
         match g:
             case Call(fn="where", args=(c, a, b)):
                 for x in (a, b):
@@ -194,7 +223,7 @@ class _Walker:
         self._multiplied(keeps(e, _is_zero))
         # Without columns it may be the values themselves that are read along the stream.
         if self.found.columns or self.found.row in variables(e):
-            self._biases(e, _is_zero, factor=True)
+            self._biases(e, _is_zero, True, set())
 
     # ---------------------------------------------------------------- both
 
@@ -220,6 +249,11 @@ def _is_zero(e: Const) -> bool:
 
 def keeps(e: Expr, hides: Callable[[Const], bool]) -> Expr:
     """The condition under which the number `e`, which holds no scores, is not one that `hides`."""
+    with work() as w:
+        return w.once(f"keeps{hides.__name__}", e, lambda e: _keeps(e, hides))
+
+
+def _keeps(e: Expr, hides: Callable[[Const], bool]) -> Expr:
     match e:
         case Const():
             return NO if is_float(e.dtype) and hides(e) else YES
@@ -271,4 +305,4 @@ def _fill_of(e: Expr) -> float | None:
     return found.pop() if len(found) == 1 and -float("inf") not in found else None
 
 
-__all__ = ["Bias", "Mask", "Part", "has_mask", "keep_of", "parts_of"]
+__all__ = ["Bias", "Mask", "Part", "Unsaid", "has_mask", "keep_of", "parts_of"]

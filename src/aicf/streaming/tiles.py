@@ -27,6 +27,7 @@ from aicf.scalar import (
     affine,
     call,
     cast,
+    children,
     const,
     index,
     integer_const,
@@ -34,8 +35,10 @@ from aicf.scalar import (
     is_int,
     load,
     numpy_dtype,
+    reads,
     substitute,
     transform,
+    unknown,
     variables,
     walk,
 )
@@ -43,6 +46,7 @@ from aicf.scalar import (
 YES, NO = const(True, "bool"), const(False, "bool")
 NEG_INF = float("-inf")
 FILL = -1e3  # constants from here down are taken for fills of a mask
+TRIED = 4000  # nodes that are simplified to see what a condition turned into a number does
 ABSORBS = -1e30  # a finite fill from here down absorbs every score that is added to it
 
 
@@ -75,6 +79,11 @@ class Box:
     # What was found before: subexpressions recur in the bodies of the extremum and of every sum.
     intervals: dict[Expr, tuple[Expr, Expr] | None] = field(default_factory=dict[Expr, "tuple[Expr, Expr] | None"])
     truths: dict[tuple[Expr, bool], Expr] = field(default_factory=dict[tuple[Expr, bool], Expr])
+    # By question ("masked", "vanishes", …) and expression; proofs with the largest fill that they met.
+    proofs: dict[tuple[str, Expr], tuple[Expr, float | None]] = field(
+        default_factory=dict[tuple[str, Expr], "tuple[Expr, float | None]"]
+    )
+    answers: dict[tuple[str, Expr], bool] = field(default_factory=dict[tuple[str, Expr], bool])
 
     def axes(self, e: Expr) -> list[Var]:
         """The box's position variables in `e`."""
@@ -88,9 +97,16 @@ class Box:
     def dense(self, op: str, c: Expr) -> Expr | None:
         """The minimum or maximum, as a number, over a tile of a dense mask, a tensor with a value for every (row, key); None
         for others: what follows from positions and per-token tensors never costs rows x keys."""
-        if len(self.axes(c)) != 2 or not any(isinstance(x, Load) and len(self.axes(x)) == 2 for x in walk(c)):
+        if len(self.axes(c)) != 2 or not self.reads_pairs(c):
             return None
         return self._summarised(op, cast(c, "i32"))
+
+    def reads_pairs(self, c: Expr) -> bool:
+        """Whether a tensor that `c` loads holds a value for every score."""
+        for x in unknown(c, _Answered(self.answers, "reads pairs")):
+            own = isinstance(x, Load) and len(self.axes(x)) == 2
+            self.answers["reads pairs", x] = own or any(self.answers["reads pairs", k] for k in children(x))
+        return self.answers["reads pairs", c]
 
     def last(self, c: Expr) -> Expr | None:
         """The last position of the tile at which a condition of a streamed position holds, -1 where it holds at none."""
@@ -100,7 +116,7 @@ class Box:
     def of_keys(self, e: Expr) -> bool:
         """Whether the box begins at a cut, and `e` is what tensors say of streamed positions."""
         here = self.axes(e)
-        return self.cut is not None and [self.low[v] for v in here] == [self.cut] and any(isinstance(x, Load) for x in walk(e))
+        return self.cut is not None and [self.low[v] for v in here] == [self.cut] and reads(e)
 
     def _summarised(self, op: str, e: Expr) -> Expr | None:
         axes = tuple(self.axes(e))
@@ -112,6 +128,17 @@ class Box:
             self.requests[key] = Request(f"{op}{len(self.requests)}", op, axes, outer, e)
         found = self.requests[key]
         return load(found.param, (*found.outer, *(self.number[v] for v in axes)), e.dtype)
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """The expressions of which a question is answered."""
+
+    answers: Mapping[tuple[str, Expr], bool]
+    question: str
+
+    def __contains__(self, e: object) -> bool:
+        return (self.question, e) in self.answers
 
 
 Interval = tuple[Expr, Expr]
@@ -193,11 +220,11 @@ def _interval(box: Box, e: Expr) -> Interval | None:
 
 
 def _opaque(e: Expr) -> bool:
-    return any(isinstance(x, Var) and is_float(x.dtype) for x in walk(e))
+    return any(is_float(x.dtype) for x in variables(e))
 
 
 def _summary(box: Box, e: Expr) -> Interval | None:
-    if not any(isinstance(x, Load) for x in walk(e)):
+    if not reads(e):
         return None
     low, high = box.extreme("min", e), box.extreme("max", e)
     return None if low is None or high is None else (low, high)
@@ -226,21 +253,26 @@ def _limits(dtype: DType) -> tuple[int, int]:
 
 def _of_positions(e: Expr) -> bool:
     """Whether an integer is made of positions, sizes and small numbers in a way that stays in its type at lengths that exist."""
-    for x in walk(e):
-        match x:
-            case Load():
-                return False
-            case Const() if is_int(x.dtype) and abs(x.value) >= 2**30:
-                return False
-            case Call(fn="mul", args=args) if x.dtype != "i64" and not any(
-                isinstance(a, Const) and abs(a.value) <= 2**10 for a in args
-            ):
-                return False
-            case Call() if is_int(x.dtype) and x.dtype not in ("i32", "i64"):
-                return False
-            case _:
-                pass
-    return True
+    for x in unknown(e, _POSITIONS):
+        _POSITIONS[x] = _stays(x) and all(_POSITIONS[k] for k in children(x))
+    return _POSITIONS[e]
+
+
+_POSITIONS: dict[Expr, bool] = {}
+
+
+def _stays(x: Expr) -> bool:
+    match x:
+        case Load():
+            return False
+        case Const() if is_int(x.dtype) and abs(x.value) >= 2**30:
+            return False
+        case Call(fn="mul", args=args) if x.dtype != "i64":
+            return any(isinstance(a, Const) and abs(a.value) <= 2**10 for a in args)
+        case Call() if is_int(x.dtype):
+            return x.dtype in ("i32", "i64")
+        case _:
+            return True
 
 
 def _unwrapped(e: Call, combine: Combine, *operands: Interval) -> Interval:
@@ -270,7 +302,7 @@ def _unwrapped(e: Call, combine: Combine, *operands: Interval) -> Interval:
 def _affine(box: Box, e: Expr) -> Interval | None:
     axes = tuple(box.low)
     found = affine(e, axes)
-    if found is None or any(isinstance(x, Load) or (isinstance(x, Const) and abs(x.value) >= 2**30) for x in walk(e)):
+    if found is None or reads(e) or any(isinstance(x, Const) and abs(x.value) >= 2**30 for x in walk(e)):
         return None
     low = high = found[1]
     for axis, coefficient in zip(axes, found[0], strict=True):
@@ -417,6 +449,25 @@ class Fills:
 def masked(box: Box, u: Expr, fills: Fills) -> Expr:
     """An expression that implies: `u` is -inf, or at most a fill value recorded in `fills`, everywhere in the box. Operands that
     are added to a fill, or multiplied with zero, are assumed finite (the policy of streaming.md 2.2)."""
+    return _proved(box, "masked by a switch", u, fills, _by_switch)
+
+
+Proof = Callable[[Box, Expr, Fills], Expr]
+
+
+def _proved(box: Box, question: str, u: Expr, fills: Fills, proof: Proof) -> Expr:
+    """What `proof` says of `u`, found once per box: parts of scores are shared by branches, and by the bodies of all sums."""
+    known = box.proofs.get((question, u))
+    if known is None:
+        own = Fills()
+        known = box.proofs[question, u] = (proof(box, u, own), own.largest)
+    found, largest = known
+    if largest is not None:
+        fills.add(largest)
+    return found
+
+
+def _by_switch(box: Box, u: Expr, fills: Fills) -> Expr:
     found = _masked(box, u, fills)
     for c in _switches(box, u):
         for value in (False, True):
@@ -429,12 +480,13 @@ def masked(box: Box, u: Expr, fills: Fills) -> Expr:
 
 
 def _switches(box: Box, u: Expr) -> list[Expr]:
-    """Conditions that are turned into numbers inside `u`: `s * keep - 1e4 * (1 - keep)`."""
-    here = [x.args[0] for x in walk(u) if isinstance(x, Call) and x.fn == "cast" and x.args[0].dtype == "bool"]
-    here += [
-        x.args[0] for x in walk(u) if isinstance(x, Call) and x.fn == "where" and all(isinstance(a, Const) for a in x.args[1:])
-    ]
-    return [c for c in dict.fromkeys(here) if box.axes(c)]
+    """Conditions that are turned into numbers inside `u`: `s * keep - 1e4 * (1 - keep)`. Each is tried with all of `u`: no more of
+    them than a mask of a few lines has, where `u` is large."""
+    nodes = [x for x in unknown(u, ()) if isinstance(x, Call)]
+    here = [x.args[0] for x in nodes if x.fn == "cast" and x.args[0].dtype == "bool"]
+    here += [x.args[0] for x in nodes if x.fn == "where" and all(isinstance(a, Const) for a in x.args[1:])]
+    found = [c for c in dict.fromkeys(here) if box.axes(c)]
+    return found[: max(1, TRIED // max(1, len(nodes)))]
 
 
 def _fill_value(box: Box, e: Expr) -> float | None:
@@ -454,6 +506,10 @@ def _fill_value(box: Box, e: Expr) -> float | None:
 
 
 def _masked(box: Box, u: Expr, fills: Fills) -> Expr:
+    return _proved(box, "masked", u, fills, _masking)
+
+
+def _masking(box: Box, u: Expr, fills: Fills) -> Expr:
     match u:
         case Const() if is_float(u.dtype) and u.value <= FILL:
             if u.value > NEG_INF:
@@ -516,6 +572,18 @@ def _infinite(box: Box, u: Expr) -> Expr:
 
 def _may_be_infinite(box: Box, u: Expr) -> bool:
     """Whether a factor may hold what a mask made infinite: a fill, the logarithm of a condition, an element of a loaded mask."""
+    return _answered(box, "may be infinite", u, _infinite_here)
+
+
+def _answered(box: Box, question: str, u: Expr, answer: Callable[[Box, Expr], bool]) -> bool:
+    """What `answer` says of `u`, found once per box."""
+    known = box.answers.get((question, u))
+    if known is None:
+        known = box.answers[question, u] = answer(box, u)
+    return known
+
+
+def _infinite_here(box: Box, u: Expr) -> bool:
     match u:
         case Const():
             return is_float(u.dtype) and abs(u.value) == -NEG_INF
@@ -543,6 +611,10 @@ _OF_INFINITY = frozenset({"exp", "exp2", "expm1", "sigmoid", "tanh", "max", "min
 
 def _may_be_nan(box: Box, u: Expr) -> bool:
     """Whether masks inside of `u` may make NaN of it: `x * sigmoid(x)` is NaN where x is -inf. No fill beside it hides that."""
+    return _answered(box, "may be NaN", u, _nan_here)
+
+
+def _nan_here(box: Box, u: Expr) -> bool:
     match u:
         case Call(fn="where", args=(_, a, b)):
             return _may_be_nan(box, a) or _may_be_nan(box, b)
@@ -558,17 +630,29 @@ def _may_be_nan(box: Box, u: Expr) -> bool:
 
 
 def _masks(box: Box, u: Expr) -> bool:
-    return any(isinstance(x, Const) and _may_be_infinite(box, x) for x in walk(u)) and _may_be_infinite(box, u)
+    return _may_be_infinite(box, u) and _answered(box, "holds an infinite number", u, _holds_infinite)
+
+
+def _holds_infinite(box: Box, u: Expr) -> bool:
+    if isinstance(u, Const):
+        return _may_be_infinite(box, u)
+    return any(_answered(box, "holds an infinite number", k, _holds_infinite) for k in children(u))
 
 
 def _of_scores(box: Box, u: Expr) -> bool:
     """Scores, or a condition as a number."""
-    return any(x.dtype == "bool" or (isinstance(x, Var) and is_float(x.dtype) and not x.name.startswith("ref")) for x in walk(u))
+    return _answered(box, "of scores", u, _of_scores_here)
+
+
+def _of_scores_here(box: Box, u: Expr) -> bool:
+    if u.dtype == "bool" or (isinstance(u, Var) and is_float(u.dtype) and not u.name.startswith("ref")):
+        return True
+    return any(_of_scores(box, k) for k in children(u))
 
 
 def _loaded(box: Box, u: Expr) -> Expr:
     """A mask read from memory, one value per row, per key or per score: all -inf in the tile."""
-    if not any(isinstance(x, Load) for x in walk(u)) or not is_float(u.dtype):
+    if not reads(u) or not is_float(u.dtype):
         return NO
     lowest = const(NEG_INF, u.dtype)
     if box.of_keys(u):
@@ -579,6 +663,10 @@ def _loaded(box: Box, u: Expr) -> Expr:
 
 def vanishes(box: Box, g: Expr, fills: Fills) -> Expr:
     """An expression that implies: the summand `g` is 0 everywhere in the box (values finite where masked)."""
+    return _proved(box, "vanishes", g, fills, _vanishing)
+
+
+def _vanishing(box: Box, g: Expr, fills: Fills) -> Expr:
     match g:
         case Const():
             return const(g.value == 0, "bool")
@@ -603,17 +691,17 @@ def vanishes(box: Box, g: Expr, fills: Fills) -> Expr:
 def _finite(box: Box, factor: Expr) -> bool:
     """Whether a factor beside one that vanishes may be taken for finite: not if it holds scores that the mask itself makes -inf
     (`exp(s) * s` of an entropy is NaN there)."""
-    scores = any(isinstance(x, Var) and is_float(x.dtype) and not x.name.startswith("ref") for x in walk(factor))
+    scores = any(is_float(x.dtype) and not x.name.startswith("ref") for x in variables(factor))
     return not scores or not _may_be_infinite(box, factor)
 
 
 def conditions(e: Expr, positions: frozenset[Var]) -> list[Expr]:
     """The conditions of selections in `e` that depend on positions or on loaded masks, outermost first."""
-    found: list[Expr] = []
+    found: dict[Expr, None] = {}
     for x in walk(e):
-        if isinstance(x, Call) and x.fn == "where" and variables(x.args[0]) & positions and x.args[0] not in found:
-            found.append(x.args[0])
-    return found[::-1]
+        if isinstance(x, Call) and x.fn == "where" and variables(x.args[0]) & positions:
+            found.setdefault(x.args[0])
+    return [*found][::-1]
 
 
 # ------------------------------------------------------------------------------------------------ loop bounds
@@ -641,8 +729,18 @@ def stream_bounds(empty: Expr, origin: Var, step: int) -> tuple[list[Expr], list
 def end_of_rows(empty: Expr, cut: Var) -> Expr | None:
     """The first position from which on `empty` holds: where the keys of a block of rows end inside of a tile. `empty` is made of
     conjunctions and disjunctions; None where it says nothing of an end."""
+    return _end_of_rows(empty, cut, {})
+
+
+def _end_of_rows(empty: Expr, cut: Var, known: dict[Expr, Expr | None]) -> Expr | None:
+    if empty not in known:
+        known[empty] = _end_here(empty, cut, known)
+    return known[empty]
+
+
+def _end_here(empty: Expr, cut: Var, seen: dict[Expr, Expr | None]) -> Expr | None:
     if isinstance(empty, Call) and empty.fn in ("and", "or") and empty.dtype == "bool":
-        ends = [end_of_rows(e, cut) for e in empty.args]
+        ends = [_end_of_rows(e, cut, seen) for e in empty.args]
         known = [e for e in ends if e is not None]
         if not known or (empty.fn == "and" and len(known) < len(ends)):
             return None
@@ -676,9 +774,19 @@ def _edge(c: Expr, v: Var) -> tuple[Expr, bool, bool] | None:
 
 
 def _disjuncts(e: Expr) -> list[Expr]:
-    if isinstance(e, Call) and e.fn == "or" and e.dtype == "bool":
-        return [x for a in e.args for x in _disjuncts(a)]
-    return [e]
+    """The parts of a disjunction, each once."""
+    found: dict[Expr, None] = {}
+    seen: set[Expr] = set()
+    stack = [e]
+    while stack:
+        x = stack.pop()
+        if x not in seen:
+            seen.add(x)
+            if isinstance(x, Call) and x.fn == "or" and x.dtype == "bool":
+                stack += reversed(x.args)
+            else:
+                found[x] = None
+    return [*found]
 
 
 def tile_box(positions: Mapping[Var, tuple[Expr, int]], batch: Iterable[Var] = ()) -> Box:
