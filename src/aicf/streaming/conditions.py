@@ -37,7 +37,7 @@ YES, NO = const(True, "bool"), const(False, "bool")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ABSORBS = 1e30  # a number of this size is a mask's, and what is added to it is lost
 CASES = 64  # leaves of a case distinction, at most
-WORK = 100_000  # nodes looked at for the masks of one region, at most; real ones need some thousand
+WORK = 40_000  # nodes looked at for the masks of one region, at most; real ones need some thousand
 # What makes of 0 and 1, a mask's numbers, a number that says whether it was one of them, or all.
 _LATTICE = frozenset({"min", "max", "mul", "add", "cast"})
 _LINEAR = _LATTICE | {"sub", "neg", "div"}

@@ -35,6 +35,7 @@ _SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "n
 Said = tuple[str, str]  # a condition in words, and what is said behind them
 OWN, OTHER = "each query's own key", "all but each query's own key"
 WRITTEN = 400  # parts of a condition, written out, up to which all are said
+MOST = 12  # conditions that are said of one mask
 LONGEST = 60  # an expression longer than this is named by what it is made of
 
 
@@ -58,7 +59,7 @@ class Words:
             case Mask():
                 return self.mask(p)
             case Unsaid():
-                return f"a mask of {p.operations} operations (too many to put into words)"
+                return f"a {'mask' if p.hides else 'bias'} of {p.operations} operations (too many to put into words)"
 
     def mask(self, m: Mask) -> str:
         """What a mask lets count, and how it hides the rest where that is no fill."""
@@ -81,6 +82,8 @@ class Words:
     def _joined(self, parts: list[Expr], by: str) -> str:
         """The parts of a conjunction in words; what several say of positions alike is said once, behind the last."""
         said = [*dict.fromkeys(self._banded(parts))]
+        if len(said) > MOST:
+            said = [*said[: MOST - 1], (f"{len(said) - MOST + 1} more conditions", "")]
         after = [*(behind for _, behind in said[1:]), ""]
         return by.join(text if behind == then else text + behind for (text, behind), then in zip(said, after, strict=True))
 

@@ -38,9 +38,10 @@ class Bias:
 
 @dataclass(frozen=True)
 class Unsaid:
-    """A mask of `operations` that is too large to look into for words. Tiles are skipped under it like under any other."""
+    """A mask (`hides`) or bias of `operations` that is too large to look into for words. Tiles are skipped as under any other."""
 
     operations: int
+    hides: bool
 
 
 Part = Mask | Bias | Unsaid
@@ -53,8 +54,8 @@ def parts_of(found: Recognised, traced: Callable[[Expr], Expr]) -> list[Part]:
             return _parts_of(found, traced)
     except TooManyCases:
         nodes = {x for r in found.cascade for x in walk(r.body)}
-        hides = any(isinstance(x, Call) and x.fn == "where" for x in nodes)
-        return [Unsaid(sum(isinstance(x, Call) for x in nodes))] if hides else []
+        hides = any(isinstance(x, Const) and is_float(x.dtype) and x.value <= FILL for x in nodes)
+        return [Unsaid(sum(isinstance(x, Call) for x in nodes), hides)]
 
 
 def _parts_of(found: Recognised, traced: Callable[[Expr], Expr]) -> list[Part]:
@@ -76,7 +77,7 @@ def _parts_of(found: Recognised, traced: Callable[[Expr], Expr]) -> list[Part]:
 
 
 def has_mask(parts: Iterable[Part]) -> bool:
-    return any(isinstance(p, Mask | Unsaid) for p in parts)
+    return any(isinstance(p, Mask) or (isinstance(p, Unsaid) and p.hides) for p in parts)
 
 
 def keep_of(parts: Iterable[Part]) -> Expr | None:

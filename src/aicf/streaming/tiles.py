@@ -480,8 +480,8 @@ def _by_switch(box: Box, u: Expr, fills: Fills) -> Expr:
 
 
 def _switches(box: Box, u: Expr) -> list[Expr]:
-    """Conditions that are turned into numbers inside `u`: `s * keep - 1e4 * (1 - keep)`. Each is tried with all of `u`: no more of
-    them than a mask of a few lines has, where `u` is large."""
+    """Conditions that are turned into numbers inside `u`: `s * keep - 1e4 * (1 - keep)`. Each is tried with all of `u`:
+    no more of them than a mask of a few lines has, where `u` is large."""
     nodes = [x for x in unknown(u, ()) if isinstance(x, Call)]
     here = [x.args[0] for x in nodes if x.fn == "cast" and x.args[0].dtype == "bool"]
     here += [x.args[0] for x in nodes if x.fn == "where" and all(isinstance(a, Const) for a in x.args[1:])]
