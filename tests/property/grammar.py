@@ -321,9 +321,13 @@ class _Writer:
         c = self.c
         self.after: list[tuple[str, str]] = []
         for k in range(c.pick("steps", 1, 0, 2, 3, 4)):
-            match c.pick(f"step {k}", "mask", "map", "bias", often=2):
+            match c.pick(f"step {k}", "mask", "map", "bias", "map of powers", "product", often=2):
                 case "map":
                     self._map(k)
+                case "map of powers":
+                    self._powers(k)
+                case "product":
+                    self._second_product(k)
                 case "bias":
                     self._bias(k)
                 case _:
@@ -371,11 +375,62 @@ class _Writer:
             case _:
                 self.line("s = F.softplus(s)")
 
+    def _powers(self, k: int) -> None:
+        """Maps whose meaning hangs on brackets and on the last digits of constants: kernels of other programs differ in nothing
+        else."""
+        c = self.c
+        steps = "((i - j).abs() % 5).to(F32)"
+        near = (1.0, 1.0000001192092896, 1.0000002384185791, 0.9999999403953552)
+        far = (1000.0001220703125, 1000.00006103515625, 1000.0)
+        match c.pick(f"power {k}", "negative base", "negated power", "power of power", "power of a power", "difference",
+                     "differences", "near factors", "near terms", "negative zero", "reciprocal"):  # fmt: skip
+            case "negative base":
+                self.line(f"s = s + ((-{c.pick(f'base {k}', '2.0', '0.5', '1.0')}) ** {steps}).to(DT)")
+            case "negated power":
+                self.line(f"s = s + (-({c.pick(f'base {k}', '2.0', '0.5', '1.0')} ** {steps})).to(DT)")
+            case "power of power":
+                self.line("s = ((s * s * 0.01 + 0.5) ** 0.5) ** 3.0")
+            case "power of a power":
+                self.line("s = s + (2.0 ** (0.5 ** " + steps + ")).to(DT)")
+            case "difference":
+                self.line("s = s - (2.0 - (s * 0.5 - 1.0))")
+            case "differences":
+                self.line("s = ((s - 2.0) - s * 0.5) - 1.0")
+            case "near factors":
+                self.line(f"s = s * {c.pick(f'factor {k}', *near)!r}")
+            case "near terms":
+                self.line(f"s = torch.relu((s + {c.pick(f'plus {k}', *far)!r}) - {c.pick(f'minus {k}', *far)!r})")
+            case "negative zero":
+                self.line(f"s = torch.where(s > 1.0, s, {c.pick(f'zero {k}', '0.0', '-0.0')})")
+            case _:
+                self.line("s = 1.0 / (1.0 - (0.5 - s.abs())) - s / 2.0 / 4.0")
+
+    def _second_product(self, k: int) -> None:
+        """Another product of the size of the scores."""
+        c = self.c
+        width = c.pick(f"second width {k}", 8, 1, 3, 16, 20)
+        self.normal(f"q{k}x", f"b h n {width}", 0.5)
+        self.normal(f"k{k}x", f"b h m {width}", 0.5)
+        product = c.pick(f"second product {k}", f"q{k}x @ k{k}x.mT", f'torch.einsum("bhid,bhjd->bhij", q{k}x, k{k}x)',
+                         f"torch.matmul(k{k}x, q{k}x.mT).mT")  # fmt: skip
+        self.line(f"z{k} = {product}")
+        match c.pick(f"second use {k}", "added", "gate", "mask", "scaled", "after"):
+            case "added":
+                self.line(f"s = s + z{k}")
+            case "gate":
+                self.line(f"s = s * torch.sigmoid(z{k})")
+            case "mask":
+                self.line(f"s = s.masked_fill(z{k} > 0.5, -INF)")
+            case "scaled":
+                self.line(f"s = s + 0.5 * torch.tanh(z{k})")
+            case _:
+                self.after.append(("after product", f"z{k}"))
+
     def _bias(self, k: int) -> None:
         c, name = self.c, f"bias{k}"
         how = c.pick(f"bias {k}", "h n m", "1 n m", "n m", "b 1 1 m", "b h 1 m", "b 1 n m", "1 h n m", "b h n 1", "b h n m",
                 "relative",
-                     "buckets", "turned")  # fmt: skip
+                     "buckets", "turned", "table", "table from the end", "embedded", "gathered")  # fmt: skip
         left = c.flag(f"bias on the left {k}", 0.3)
         match how:
             case "relative":
@@ -393,6 +448,21 @@ class _Writer:
                     if "torch.arange(n)[:" in "".join(self.lines)
                     else f"{name}[{at}[0, 0]].permute(2, 0, 1)"
                 )
+            case "table" | "table from the end" | "embedded":  # read at places that a tensor holds
+                entries = c.pick(f"entries {k}", 16, 1, 2, 33)
+                first = -entries if how == "table from the end" else 0
+                self.normal(name, f"{entries} h")
+                n, m = self.size["n"], self.size["m"]
+                kind = c.pick(f"index type {k}", torch.int64, torch.int32)
+                self.give(f"at{k}", "n m", lambda g: torch.randint(first, entries, (n, m), generator=g).to(kind))
+                read = f"F.embedding(at{k}, {name})" if how == "embedded" else f"{name}[at{k}]"
+                value = f"{read}.permute(2, 0, 1)"
+            case "gathered":
+                b, h, n, m = (self.size[x] for x in ("b", "h", "n", "m"))
+                entries = c.pick(f"entries {k}", 16, 1, 2, 33)
+                self.normal(name, f"b h n {entries}")
+                self.give(f"at{k}", "b h n m", lambda g: torch.randint(0, entries, (b, h, n, m), generator=g))
+                value = f"{name}.gather(-1, at{k})"
             case "turned":
                 self.normal(name, "b m n h")
                 value = f"{name}.permute(0, 3, 2, 1)"
@@ -641,6 +711,8 @@ class _Writer:
             # The sum of a difference may be next to nothing: divided by it, rounding alone decides.
             match "after" if kind == "difference" else form:
                 case "after":
+                    self.line(f"p = p * {keep}")
+                case "after product":
                     self.line(f"p = p * {keep}")
                 case "after filled":
                     self.line(f"p = p.masked_fill(~{keep}, 0.0)")

@@ -94,9 +94,8 @@ def _referred(p: StreamProgram, base: Base, conditions: Sequence[Expr], sums: Se
     largest = call("mul", root, root)
     value = next((e for e in _linear(p, sums)), None)
     rounded = largest if value is None else substitute(value[1], {value[0].state: largest})
-    seen: dict[Expr, Expr] = {
-        s.state: call("where", call("gt", rounded, const(0, rounded.dtype)), s.state, const(float("nan"), s.dtype)) for s in sums
-    }
+    counts = call("gt", call("abs", rounded), const(0, rounded.dtype))  # a sum that it is divided by may be negative
+    seen: dict[Expr, Expr] = {s.state: call("where", counts, s.state, const(float("nan"), s.dtype)) for s in sums}
     finalize = {n: substitute(e, {v: seen[v] for v in variables(e) if v in seen}) for n, e in p.finalize.items()}
     return replace(p, bases=(*p.bases, own), sums=tuple(new.get(s.name, s) for s in p.sums), finalize=finalize)
 
