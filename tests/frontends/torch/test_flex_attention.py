@@ -191,3 +191,18 @@ def test_blocks_by_hand_with_a_mask_mod() -> None:
         mask_mod=MASKS["sliding window"], seq_lengths=(N, M),
     )  # fmt: skip
     streams(lambda q, k, v: flex_attention(q, k, v, block_mask=made), *qkv())
+
+
+def test_what_is_refused_runs_where_inductor_fails_on_it() -> None:
+    """Inductor has no kernel for queries that are a view of a product (PyTorch 2.13, on a CPU)."""
+    mask, weight = by_hand(), torch.randn(H * D, H * D) / 8
+
+    def heads(x: Tensor) -> Tensor:
+        return (x @ weight.to(x.dtype)).unflatten(-1, (H, D)).transpose(1, 2)
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return flex_attention(heads(x), heads(y), heads(y), block_mask=mask)
+
+    x, y = torch.randn(B, N, H * D), torch.randn(B, M, H * D)
+    got = torch.compile(fn, backend="aicf")(x, y)
+    assert_contract(got, fn(x, y), fn(x.double(), y.double()), "f32")

@@ -37,6 +37,7 @@ from .counting import count_tiles
 from .devices import for_device
 from .equal_sizes import settle_equal_sizes
 from .fakes import on_fakes
+from .flex import FLEX
 from .gradients import Gradients, attached
 from .inductor import through_inductor
 from .locations import location_of, op_name
@@ -340,6 +341,11 @@ def _finish(gm: Module, rewritten: Module | None, inputs: Sequence[Any], options
     except RestartAnalysis:  # Dynamo traces again, with a float that Inductor cannot take as a constant
         raise
     except Exception as e:
+        if options.rest == "auto" and any(n.target is FLEX for n in module.graph.nodes):
+            # Inductor's own kernels for it take less than eager does (no views as queries on a CPU, in PyTorch 2.13).
+            notices.warn("Inductor fails on a flex_attention that is not streamed: the graph runs op by op, scores in memory")
+            report.rest = "eager"
+            return module.forward
         if rewritten is None:
             raise
         report.problem = f"Inductor does not take the rewritten graph ({_brief(e)})"

@@ -108,6 +108,11 @@ def _cause(r: RegionResult) -> str:
     return re.sub(r"_\d+\b", "", r.reason)
 
 
+def warn(line: str) -> None:
+    """Tells `line`, once."""
+    _once(line, f"{line}. {MORE}")
+
+
 def _once(cause: str, line: str, warn: bool = True) -> None:
     if cause not in _SAID:
         _SAID.add(cause)
