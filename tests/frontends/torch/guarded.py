@@ -77,6 +77,8 @@ def scratch(count: int, dtype: Any) -> Any:
 class Buffer:
     def __init__(self, size: int) -> None:
         memory, _ = guarded(size)
+        kept.remove(memory)
+        self.memory = memory  # it outlives a program
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + GUARD
 
 
