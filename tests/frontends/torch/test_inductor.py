@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch._inductor.config as inductor_config
 from torch import Tensor
+from torch._inductor.exc import InductorError
 
 from aicf.frontends.torch.backend import has_compiler
 from aicf.frontends.torch.inductor import ExactPatterns
@@ -122,6 +123,30 @@ def _sfdp_entries() -> list[Any]:
 
     found = [e for some in joint_graph.pass_patterns for entries in some.patterns.values() for e in entries]
     return [e for e in found if str(getattr(e, "pattern_name", None)).startswith("_sfdp_pattern")]
+
+
+@compiles
+@pytest.mark.parametrize("streams_too", [True, False])
+def test_without_a_place_for_its_files_the_rest_runs_eagerly(streams_too: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        try:
+            raise PermissionError(13, "Permission denied", "/tmp/torchinductor_root/locks")
+        except PermissionError as e:
+            raise InductorError(e, None) from None  # type: ignore[no-untyped-call]
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ((q @ k.mT / 4).softmax(-1 if streams_too else -2) @ v).cumsum(-1)
+
+    monkeypatch.setattr("aicf.frontends.torch.inductor.compile_fx", refused)
+    args = made(*SQUARE)
+    reports: list[GraphReport] = []
+    with pytest.warns(UserWarning, match="no place for its files .PermissionError"):
+        got: Any = torch.compile(fn, backend="aicf", options={"fuse": "always", "report": reports.append})(*args)
+    torch.testing.assert_close(got, fn(*args), rtol=1e-5, atol=1e-5)
+    assert reports[0].rest == "eager" and ("streamed" in [r.status for r in reports[0].regions]) == streams_too
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="Permission denied"):
+        torch.compile(over_queries, backend="aicf", options={"rest": "inductor"})(*args)
 
 
 def test_passes_of_the_user_run_first_and_count_in_the_key() -> None:

@@ -39,7 +39,7 @@ from .equal_sizes import settle_equal_sizes
 from .fakes import on_fakes
 from .flex import FLEX
 from .gradients import Gradients, attached
-from .inductor import through_inductor
+from .inductor import cannot_write, through_inductor
 from .locations import location_of, op_name
 from .marked import marked_sizes, say_marked
 from .raised import as_it_is
@@ -341,6 +341,13 @@ def _finish(gm: Module, rewritten: Module | None, inputs: Sequence[Any], options
     except RestartAnalysis:  # Dynamo traces again, with a float that Inductor cannot take as a constant
         raise
     except Exception as e:
+        no_place = cannot_write(e)
+        if no_place and options.rest == "auto":  # code is made for a place on disk, and there is none
+            warnings.warn(
+                f"Inductor finds no place for its files ({no_place}): what AICF does not stream runs eagerly", stacklevel=2
+            )
+            report.rest = "eager"
+            return _direct(module, inputs)
         if options.rest == "auto" and any(n.target is FLEX for n in module.graph.nodes):
             # Inductor's own kernels for it take less than eager does (no views as queries on a CPU, in PyTorch 2.13).
             notices.warn("Inductor fails on a flex_attention that is not streamed: the graph runs op by op, scores in memory")

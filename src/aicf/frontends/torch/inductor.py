@@ -42,6 +42,16 @@ def through_inductor(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any
         return compile_fx(module, list(inputs), config_patches=changed)
 
 
+def cannot_write(error: BaseException | None) -> str:
+    """What an error of Inductor's says where the reason is a folder or file that this user may not write, or that is not there;
+    empty for other errors. Read-only systems and users without a home have such."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return f"{type(error).__name__}: {error}"
+        error = getattr(error, "inner_exception", None) or error.__cause__
+    return ""
+
+
 class ExactPatterns(CustomGraphPass):
     """Makes Inductor's attention patterns exact, and is a part of the key of its cache: what was compiled without it does not
     count here. `others`: passes that the user has set, which run first."""
