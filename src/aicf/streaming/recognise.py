@@ -703,7 +703,8 @@ def _exits(
         work += sorted(fresh, key=context.order.__getitem__)
         inside.update(fresh)
         if not work:
-            return found
+            # What only the region itself goes on with need not leave it.
+            return [f for f in found if f[0] in context.outputs or not inside.issuperset(context.users.get(f[0], []))]
         node = work.pop(0)
         if node in done:
             continue
