@@ -188,3 +188,14 @@ def test_the_environment_asks_for_more_or_less(level: str, expected: int, tmp_pa
         assert done.returncode and "AICF_LOGS=loud: it is one of debug, info, warning, error, off" in done.stderr
     else:
         assert not done.returncode and len(found) == expected, done.stderr
+
+
+def test_a_tensor_as_large_as_the_scores_that_is_stored_is_told_once(lines: Any) -> None:
+    def stored(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        w = (q @ k.mT * 0.25).softmax(-1)
+        second = k @ q.mT
+        return w @ v, (w * second) @ v, second
+
+    (line,) = lines(stored, *qkv())
+    assert "38.3 KiB" in line and "itself returned" in line and f"{HERE}:" in line and "aicf.explain" in line
+    assert lines(stored, *(x[:, :60] for x in qkv())) == []

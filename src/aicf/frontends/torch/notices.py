@@ -2,10 +2,10 @@
 
     AICF: 12 attentions are not streamed (model.py:31 in forward): a gradient is asked of it, … Scores: 36.0 MiB each. …
 
-The lines go to the logger `aicf` as warnings, each cause once in a process. Nothing is said of what streams, of what the cost
-model declines, nor of graphs without an attention. Where no graph shows one, or one is refused, the places are told at which
-PyTorch left the graph, when the whole call is done: only then is it known what else there was. `AICF_LOGS` in the environment
-asks for more (`info`, `debug`) or less (`error`, `off`).
+The lines go to the logger `aicf` as warnings, each cause once in a process. Nothing is said of what streams (but for tensors as
+large as its scores that it reads all the same), of what the cost model declines, nor of graphs without an attention. Where no
+graph shows one, or one is refused, the places are told at which PyTorch left the graph, when the whole call is done: only then
+is it known what else there was. `AICF_LOGS` in the environment asks for more (`info`, `debug`) or less (`error`, `off`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 
 from aicf.driver import RegionResult
 from aicf.report import GraphReport
+from aicf.report.text import stored_text
 from aicf.report.words import plural, size_text
 
 from .breaks import in_words, watch_for_given_up
@@ -80,6 +81,10 @@ def note(gm: torch.fx.GraphModule, report: GraphReport) -> None:
             causes.setdefault(_cause(r), []).append(r)
     for cause, regions in causes.items():
         _once(cause, _refused(regions))
+    for r in report.regions:
+        for s in r.stored if r.status == "streamed" else ():
+            cause = re.sub(r"\[.*?\]|\d+", "", f"stored: {s.reason}")  # whatever its sizes are
+            _once(cause, f"{r.name} is streamed, but {stored_text(s)}. {MORE}")
     call = _call()
     call.graphs.append(report)
     why = getattr(gm, "compile_subgraph_reason", None)
