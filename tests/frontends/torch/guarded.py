@@ -136,7 +136,7 @@ def cases(dtype: torch.dtype) -> Iterator[tuple[str, Callable[..., Any], list[Te
     for case in CASES.values() if isinstance(CASES, dict) else CASES:
         for n, d in ((77, 24), (128, 16)):
             yield f"{case.name} {n} {d}", case.plain, list(make_inputs(case, Size(1, 4, n, d), dtype).values())
-    for n, m, d, dv in ((1, 1, 8, 8), (50, 70, 7, 33), (33, 129, 16, 40), (1, 300, 64, 64), (97, 5, 24, 8)):
+    for n, m, d, dv in ((1, 2, 8, 8), (50, 70, 7, 33), (33, 129, 16, 40), (1, 300, 64, 64), (97, 5, 24, 8)):
         q, k, v = (random(2, 3, x, y, dtype=dtype) for x, y in ((n, d), (m, d), (m, dv)))
         name = f"{n} {m} {d} {dv}"
         yield f"looked_up {name}", looked_up, [q, k, v, random(9, 3, dtype=dtype), torch.randint(-9, 9, (n, m))]
