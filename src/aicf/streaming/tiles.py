@@ -46,7 +46,7 @@ from aicf.scalar import (
 YES, NO = const(True, "bool"), const(False, "bool")
 NEG_INF = float("-inf")
 FILL = -1e3  # constants from here down are taken for fills of a mask
-TRIED = 4000  # nodes that are simplified to see what a condition turned into a number does
+TRIED = 1500  # nodes that are simplified to see what a condition turned into a number does
 ABSORBS = -1e30  # a finite fill from here down absorbs every score that is added to it
 
 
