@@ -55,6 +55,9 @@ from aicf.streaming.simplify import decide, in_fp32
 VIEWS = ("reshape", "permute", "expand", "slice")
 REDUCTIONS = (*CONTRACTIONS, "reduce")
 
+# How the reason of a refusal ends where a tensor has a dimension of 0: nothing is missed there.
+NO_ELEMENTS = "has no elements, so there is nothing to stream"
+
 
 @dataclass(frozen=True)
 class Exit:
@@ -487,7 +490,7 @@ def _region(context: _Context, c: Candidate, policy: _Pull) -> Recognised | Refu
     read = (*(x for a in c.atoms for x in a.inputs), *c.node.inputs, c.node)
     none = next((n for n in read if any(isinstance(d, Const) and d.value == 0 for d in n.type.shape)), None)
     if none is not None:
-        why = f"{none.name} {_tensor(none)} has no elements, so there is nothing to stream"
+        why = f"{none.name} {_tensor(none)} {NO_ELEMENTS}"
         return Refused(c.node, why, None) if c.softmax_like else None
     target, at = _extended(context, policy, c)
     if not context.anchor(target):

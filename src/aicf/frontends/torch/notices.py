@@ -26,6 +26,7 @@ from aicf.driver import RegionResult
 from aicf.report import GraphReport
 from aicf.report.text import stored_text
 from aicf.report.words import plural, size_text
+from aicf.streaming.recognise import NO_ELEMENTS
 
 from .breaks import in_words, watch_for_given_up
 from .locations import location_of
@@ -77,7 +78,7 @@ def note(gm: torch.fx.GraphModule, report: GraphReport) -> None:
         _once(report.problem, f"a graph is left to PyTorch (from {place}): {report.problem}. {MORE}", hides_attention(gm))
     causes: dict[str, list[RegionResult]] = {}
     for r in report.regions:
-        if r.status == "refused" and r.bytes_unfused != 0 and not report.problem:
+        if r.status == "refused" and NO_ELEMENTS not in r.reason and not report.problem:
             causes.setdefault(_cause(r), []).append(r)
     for cause, regions in causes.items():
         _once(cause, _refused(regions))
