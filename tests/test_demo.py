@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from benchmarks import contenders, session, zoo
 
 ROOT = Path(__file__).parents[1]
@@ -63,3 +65,14 @@ def test_something_moves_while_it_takes_long(capsys: pytest.CaptureFixture[str])
         time.sleep(0.3)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "  … thinking" and len(lines) > 2 and lines[1].startswith("  … thinking (")
+
+
+def test_where_compiling_is_slow_torch_compile_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    model = torch.nn.Linear(8, 8).eval()
+    monkeypatch.setattr(zoo, "make", lambda name, layers=None: (model, {"input": torch.randn(4, 8)}))
+    monkeypatch.setattr(zoo, "exact", lambda model, inputs: model(inputs["input"]).double())
+    monkeypatch.setattr(zoo, "hidden", lambda call, inputs: call(inputs["input"]))
+    monkeypatch.setattr(session, "has_compiler", lambda: True)
+    result = session.run("vit", budget=0.0, options={"rest": "eager"}, patience=0.0)
+    assert list(result.measured) == ["eager", "aicf"]
+    assert "torch.compile is left out" in capsys.readouterr().err
