@@ -1,22 +1,40 @@
-"""From a recognised region to the cost model's question, and its answer: a schedule, and whether to stream at all."""
+"""From a streamed region to the cost model's question, and its answer: a schedule, and whether to stream at all."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from aicf.mcir.passes.streaming_lowering import Tiling, tiling
-from aicf.scalar import BYTES, Call, Expr, Load, Var, evaluate, fingerprint, integer, is_float, unknown, variables, walk
+from aicf.mcir.axes import RegionAxis
+from aicf.mcir.lowered import LoweredRegion
+from aicf.mcir.passes.schedule import carried
+from aicf.mcir.types import scalar_dtype
+from aicf.scalar import (
+    BYTES,
+    Call,
+    DType,
+    Expr,
+    Load,
+    Var,
+    evaluate,
+    fingerprint,
+    integer,
+    is_float,
+    load,
+    substitute,
+    unknown,
+    variables,
+    walk,
+)
 from aicf.schedule.cost import Prediction, choose, predict
 from aicf.schedule.problem import Problem
 from aicf.schedule.schedule import Schedule
 from aicf.schedule.target import CpuTarget, Target, host_target, named_target
-from aicf.semantic.types import product
-from aicf.streaming.recognise import Recognised
-from aicf.streaming.stream_program import StreamProgram
+from aicf.streaming.tile_proofs import TileProof, prove_tiles
 
 ASSUMED = 1024  # the value of a size symbol of which nothing is known
 # What is hidden by a mask that compares tensors of the rows with tensors of the keys (documents), of which nothing is known: most
@@ -57,10 +75,10 @@ class Decision:
 
 
 def decide(
-    found: Recognised, program: StreamProgram, target: Target | str | None, fixed: Mapping[str, Any] | str | None,
-    threads: int | None, hints: Mapping[str, int], measured: Search = _nothing,
+    region: LoweredRegion, target: Target | str | None, fixed: Mapping[str, Any] | str | None, threads: int | None,
+    hints: Mapping[str, int], measured: Search = _nothing,
 ) -> Decision:  # fmt: skip
-    """The schedule of a region on a target, and whether streaming is expected to be faster than the unfused form.
+    """The schedule of a streamed region on a target, and whether streaming is expected to be faster than the unfused form.
 
     `fixed`: decisions of the user's, kept. `hints`: likely values of size symbols; unknown ones are taken for 1024. `measured`:
     what a search found for a problem; it is used where the user decided nothing. Raises ScheduleError for decisions that cannot
@@ -68,37 +86,56 @@ def decide(
     """
     machine = host_target() if target is None else named_target(target) if isinstance(target, str) else target
     workers = threads or getattr(machine, "cores", 1)
-    problem = problem_of(found, program, workers, hints)
+    proof = prove_tiles(carried(region), 32, 32)
+    problem = problem_of(region, proof, workers, hints)
     # What is only assumed to be skipped chooses tiles, but is no reason to stream. On a GPU small tiles cost much more.
-    uncertain = _assumed(found, tiling(found, program, 32, 32)) is not None
+    uncertain = _assumed(region, proof) is not None
     sure = replace(problem, skipped=0.0, edges=0, ended=0) if uncertain else problem
     problem = problem if isinstance(machine, CpuTarget) else sure
-    meaning = meaning_of(found, program)
+    meaning = meaning_of(region)
     best = None if fixed else measured(problem, machine, meaning)
     schedule = choose(problem, machine, fixed) if best is None else _tuned(problem, machine, best)
     prediction = predict(sure, machine, schedule, of_all=uncertain)
     return Decision(schedule, prediction.fuse, str(prediction), problem, meaning, prediction)
 
 
-def meaning_of(found: Recognised, program: StreamProgram) -> str:
-    """What is computed, whatever its tensors are called: a hash of the program, its tensors numbered as they appear."""
+def meaning_of(region: LoweredRegion) -> str:
+    """What is computed, whatever its tensors are called: a hash of what is loaded, carried and stored, the tensors numbered as
+    they appear."""
+    elements = [_element(region, t.tile.name) for t in region.loads]
     names: dict[str, str] = {}
-    for e in _expressions(program):
+    for e in (*elements, *_expressions(region)):
         for x in unknown(e, ()):
-            if isinstance(x, Load) and x.tensor in found.loads:
+            if isinstance(x, Load) and x.tensor in region.tensors:
                 names.setdefault(x.tensor, f"tensor {len(names)}")
-    return fingerprint(program, names=names)
+    return fingerprint(
+        [(t.tile.name, t.tile.axes, e) for t, e in zip(region.loads, elements, strict=True)],
+        [(s.tile.name, s.row.name, s.streamed.name, s.over) for s in region.scores],
+        [x.extremum for x in region.extrema],
+        [(s.sum, None if s.values is None else s.values.name) for s in region.sums],
+        [(s.axes, s.payload) for s in region.stores],
+        names=names,
+    )
 
 
-def _expressions(program: StreamProgram) -> Iterator[Expr]:
-    """All expressions of a program, in its order."""
-    for b in program.bases:
-        yield from (b.body, *([] if b.init is None else [b.init]))
-    for s in program.sums:
-        shift = s.shift.distance if s.shift is not None else None
-        yield from (e for e in (s.body, s.weight, s.value, s.scale, shift) if e is not None)
-        yield from (e for _, e in s.stabilisers)
-    yield from program.finalize.values()
+def _expressions(region: LoweredRegion) -> Iterator[Expr]:
+    """What is carried and stored, in order."""
+    for x in region.extrema:
+        yield from (x.extremum.body, *([] if x.extremum.init is None else [x.extremum.init]))
+    for s in region.sums:
+        shift = None if s.sum.shift is None else s.sum.shift.distance
+        yield from (e for e in (s.sum.weight, s.sum.rescale, shift) if e is not None)
+    for s in region.stores:
+        yield from (*s.payload.index, s.payload.program)
+
+
+def _element(region: LoweredRegion, tile: str) -> Expr:
+    """The element that a loaded tile holds."""
+    loaded = next(t for t in region.loads if t.tile.name == tile)
+    if loaded.payload.index is not None:
+        return load(loaded.source, loaded.payload.index, scalar_dtype(region.tensors[loaded.source].dtype))
+    assert loaded.payload.element is not None
+    return loaded.payload.element
 
 
 def _tuned(problem: Problem, machine: Target, best: Measured) -> Schedule:
@@ -107,37 +144,59 @@ def _tuned(problem: Problem, machine: Target, best: Measured) -> Schedule:
     return replace(made, name="tuned", reasons=(*because, ("tuned", str(best))))
 
 
-def problem_of(found: Recognised, program: StreamProgram, threads: int, hints: Mapping[str, int]) -> Problem:
-    """The numbers that the cost model needs of a region."""
-
-    def number(e: Expr) -> int:
-        return max(1, integer(e, {v.name: hints.get(v.name, ASSUMED) for v in variables(e)}))
-
-    rows, keys = number(found.extents[found.row]), number(found.extents[found.stream])
-    items = 1
-    for v in found.batch:
-        items *= number(found.extents[v])
-    widths = tuple(number(a.width) for a in found.atoms)
-    shared = next((x for x in walk(found.atoms[0].key) if isinstance(x, Load)), None)
+def problem_of(region: LoweredRegion, proof: TileProof, threads: int, hints: Mapping[str, int]) -> Problem:
+    """The numbers that the cost model needs of a region. `proof`: what holds of small tiles of it."""
+    numbers = _Numbers(region, hints)
+    rows, keys = numbers.length(region.row), numbers.length(region.stream)
+    items = math.prod(numbers.length(a) for a in region.batch)
+    widths = tuple(numbers.width(s.over) for s in region.scores)
+    shared = next((x for x in walk(_element(region, region.scores[0].streamed.name)) if isinstance(x, Load)), None)
     own = items
-    if shared is not None and shared.tensor in found.loads:
-        own = max(1, number(product(found.loads[shared.tensor].type.shape)) // (keys * widths[0]))
-    tiled = tiling(found, program, 32, 32)
-    skipped, edges = _skipped(found, program, tiled, rows, keys, dict(hints))
-    bodies = [*(b.body for b in program.bases), *(s.weight for s in program.sums)]
+    dtype: DType = "f32"
+    if shared is not None:
+        dims = (d if isinstance(d, int) else numbers.of(d) for d in region.tensors[shared.tensor].shape)
+        own, dtype = max(1, math.prod(dims) // (keys * widths[0])), shared.dtype
+    skipped, edges = _skipped(region, proof, rows, keys, numbers)
+    bodies = [*(x.extremum.body for x in region.extrema), *(s.sum.weight for s in region.sums)]
     calls = {x for e in bodies for x in walk(e) if isinstance(x, Call)}
-    per_score = [x for x in calls if variables(x) & {*program.atoms, found.stream}]
+    scores = {s.tile.name for s in region.scores} | {region.stream.variable.name}
+    per_score = [x for x in calls if any(v.name in scores for v in variables(x))]
+    row, stream = region.row.variable, region.stream.variable
     return Problem(
         rows=rows, keys=keys, items=items, groups=max(1, items // own), widths=widths,
-        value_widths=tuple(number(found.extents[s.payload[0]]) for s in program.sums if s.payload),
-        dtype=shared.dtype if shared is not None else "f32",
+        value_widths=tuple(numbers.width(s.state.axes[1]) for s in region.sums if s.values is not None),
+        dtype=dtype,
         exps=max(1, sum(1 for x in per_score if x.fn in EXPONENTIALS)),
-        score_loads=_loads(bodies, lambda v: {found.row, found.stream} <= v),
-        key_loads=_loads(bodies, lambda v: found.stream in v and found.row not in v),
+        score_loads=_loads(bodies, lambda v: {row, stream} <= v),
+        key_loads=_loads(bodies, lambda v: stream in v and row not in v),
         score_ops=float(max(0, sum(1 for x in per_score if x.fn not in EXPONENTIALS and x.dtype != "i64") - 2)),
-        skipped=skipped, edges=edges, ended=min(edges, len(tiled.high)), retried=tiled.fill is not None,
-        states=max(1, len(program.bases) + sum(1 for s in program.sums if not s.payload)), threads=threads,
+        skipped=skipped, edges=edges, ended=min(edges, len(proof.high)), retried=proof.fill is not None,
+        states=max(1, len(region.extrema) + sum(1 for s in region.sums if s.values is None)), threads=threads,
     )  # fmt: skip
+
+
+class _Numbers:
+    """Sizes as numbers: what is hinted, 1024 for symbols of which nothing is known."""
+
+    def __init__(self, region: LoweredRegion, hints: Mapping[str, int]) -> None:
+        self.region, self.hints = region, hints
+
+    def of(self, e: Expr) -> int:
+        """The value of an expression of sizes of the source graph, at least 1."""
+        return max(1, integer(e, {v.name: self.hints.get(v.name, ASSUMED) for v in variables(e)}))
+
+    def size(self, name: str) -> int:
+        """The value of a size symbol of the region."""
+        return self.of(self.region.sizes[name])
+
+    def length(self, axis: RegionAxis) -> int:
+        """The number of positions of an axis."""
+        return self.of(substitute(axis.extent, {v: self.region.sizes[v.name] for v in variables(axis.extent)}))
+
+    def width(self, variable: str) -> int:
+        """The number of positions of the axis with that variable."""
+        r = self.region
+        return self.length(next(a for a in (*r.contracted, *r.columns) if a.variable.name == variable))
 
 
 def _loads(bodies: Iterable[Expr], wanted: Callable[[frozenset[Var]], bool]) -> tuple[int, ...]:
@@ -146,45 +205,44 @@ def _loads(bodies: Iterable[Expr], wanted: Callable[[frozenset[Var]], bool]) -> 
     return tuple(BYTES[x.dtype] for x in loads if wanted(variables(x)))
 
 
-def _skipped(
-    found: Recognised, program: StreamProgram, tiled: Tiling, rows: int, keys: int, hints: dict[str, int]
-) -> tuple[float, float]:
+def _skipped(region: LoweredRegion, proof: TileProof, rows: int, keys: int, numbers: _Numbers) -> tuple[float, float]:
     """The share of scores in provably empty tiles were tiles small, and the number of edges that a row crosses, which make larger
     tiles compute more: counted score by score, on some rows. When emptiness depends on tensors: (0, 0), or what is assumed of
     them."""
     if min(rows, keys) < FEW_SCORES:
         return 0.0, 0
-    assumed = _assumed(found, tiled)
+    assumed = _assumed(region, proof)
     if assumed is not None:
         return assumed
-    empty = _empty_scores(found, program, rows, keys, hints)
+    empty = _empty_scores(region, rows, keys, numbers)
     if empty is None:
         return 0.0, 0
     edges = (empty[:, 1:] != empty[:, :-1]).sum(axis=1).mean()
     return min(0.999, float(empty.mean())), round(float(edges), 2)
 
 
-def _assumed(found: Recognised, tiled: Tiling) -> tuple[float, float] | None:
+def _assumed(region: LoweredRegion, proof: TileProof) -> tuple[float, float] | None:
     """What is assumed to be skipped, and its edges, where the mask's empty tiles follow from tensors that say something of the
     rows; None where they do not. Numbers that are added to every score are seldom a mask: nothing is assumed of them."""
-    read = {x.tensor for x in walk(tiled.empty) if isinstance(x, Load)}
-    of_rows = [r for r in tiled.summaries if r.param in read and found.row in r.axes]
+    read = {x.tensor for x in walk(proof.empty) if isinstance(x, Load)}
+    of_rows = [r for r in proof.summaries if r.param in read and region.row.variable in r.axes]
     if any(len(r.axes) == 1 for r in of_rows):
         return ASSUMED_SKIPPED, ASSUMED_EDGES
     masks = [r for r in of_rows if not all(is_float(x.dtype) for x in walk(r.value) if isinstance(x, Load))]
     return (DENSE_SKIPPED, DENSE_EDGES) if masks else None
 
 
-def _empty_scores(found: Recognised, program: StreamProgram, rows: int, keys: int, hints: dict[str, int]) -> np.ndarray | None:
+def _empty_scores(region: LoweredRegion, rows: int, keys: int, numbers: _Numbers) -> np.ndarray | None:
     """Which scores of some rows (evenly spaced, as many as there are keys to look at) are masked, by the proof for tiles of one;
     None when that depends on tensors."""
-    empty = tiling(found, program, 1, 1).empty
+    empty = prove_tiles(carried(region), 1, 1).empty
     if any(isinstance(x, Load) for x in walk(empty)):
         return None
     looked_at = min(rows, MOST_ROWS, max(1, MOST_SCORES // keys))
-    env: dict[str, Any] = {v.name: np.int64(hints.get(v.name, ASSUMED)) for v in variables(empty)}
-    env |= {v.name: np.int64(0) for v in found.batch}
-    env |= {"N": np.int64(rows), "M": np.int64(keys), found.stream.name + "0": np.arange(keys)[None, :]}
-    env[found.row.name + "0"] = np.unique(np.linspace(0, rows - 1, looked_at).astype(np.int64))[:, None]
+    row, stream = f"{region.row.variable.name}0", f"{region.stream.variable.name}0"
+    env: dict[str, Any] = {v.name: np.int64(numbers.size(v.name)) for v in variables(empty) if v.name in region.sizes}
+    env |= {a.variable.name: np.int64(0) for a in region.batch}
+    env[stream] = np.arange(keys)[None, :]
+    env[row] = np.unique(np.linspace(0, rows - 1, looked_at).astype(np.int64))[:, None]
     holds = evaluate(empty, env)
-    return np.broadcast_to(np.asarray(holds, dtype=bool), (len(env[found.row.name + "0"]), keys))
+    return np.broadcast_to(np.asarray(holds, dtype=bool), (len(env[row]), keys))

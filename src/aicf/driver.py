@@ -19,32 +19,31 @@ from typing import Any, Literal
 import numpy as np
 
 from aicf.backends import llvm
+from aicf.backends.triton.launch import GpuKernel
 from aicf.decide import Decision, decide
 from aicf.kernel import Kernel, Rows, Tile, print_kernel, statements, written
+from aicf.kernel.lowering import Binding, bound_kernel
 from aicf.kernel.verifier import check_kernel
-from aicf.mcir import (
-    AttentionPatternPass,
-    LoweringRefused,
-    MCModule,
-    Refusal,
-    dump_module,
-    lower_attention_to_streaming,
-    validate_module,
-)
+from aicf.mcir import AttentionPatternPass, LoweringRefused, MCModule, Refusal, dump_module, validate_module
+from aicf.mcir.lowered import lowered_region
 from aicf.mcir.passes.attention_pattern import region_of
-from aicf.mcir.passes.streaming_lowering import Tiling, derived, semantics
+from aicf.mcir.passes.schedule import apply_schedule, prove_phases
+from aicf.mcir.passes.streaming_lowering import add_stream, derived, detected_meaning
 from aicf.mcir.regions import Region
 from aicf.runtime import tuned
-from aicf.runtime.device import DeviceExecutable, gpu_builder
+from aicf.runtime.device import DeviceExecutable
 from aicf.runtime.executable import ArrayRef, Executable, tile_counts
 from aicf.runtime.native import build_native
 from aicf.scalar import BYTES, Const, Expr, call, integer, integer_const, is_float, show, variables
 from aicf.schedule.cost import Prediction
+from aicf.schedule.gpu import register_limit
 from aicf.schedule.schedule import Schedule, ScheduleError, partial
 from aicf.schedule.target import TARGETS, CpuTarget, GpuTarget, Target, named_target
 from aicf.semantic import Graph, Location, Node, check_graph, print_node
 from aicf.semantic.types import product
 from aicf.streaming.recognise import Recognised, Stored, with_less
+from aicf.streaming.stream_program import StreamProgram
+from aicf.streaming.tile_proofs import TileProof
 
 Status = Literal["streamed", "declined", "refused"]
 Kind = Literal["attention", "reduction"]
@@ -123,11 +122,11 @@ class RegionResult:
     form; `bytes_streamed`: the working memory of the streamed one. `specialised`: for what its kernel is made, and for what
     not. `unknown`: the size that is no number, but would have to be. `assumes`: what has to be so of the inputs for the result
     to be the source's, empty when nothing has. `tiles`: empty, partial and full tiles of a call, None when they depend on
-    tensors that are not known; `of_call`: they do, and are those of a call that was explained. `decision`: what the cost model
-    was asked, and its answer; `prediction`: the numbers of that. `rows_end`: how many rows a block has that ends its keys by
-    itself inside of a partial tile; 0 where none does. `stored`: tensors of the size of the scores that it reads all the same,
-    since it cannot compute them. `kind`: an "attention" sums values, a "reduction" of scores does not; attentions alone are
-    what `require="streamed"` is about."""
+    tensors that are not known; `of_call`: they do, and are those of a call that was explained. `program`: the derived one-pass
+    program; `proof`: what is proved of the tiles; `decision`: what the cost model was asked, and its answer; `prediction`: the
+    numbers of that. `rows_end`: how many rows a block has that ends its keys by itself inside of a partial tile; 0 where none
+    does. `stored`: tensors of the size of the scores that it reads all the same, since it cannot compute them. `kind`: an
+    "attention" sums values, a "reduction" of scores does not; attentions alone are what `require="streamed"` is about."""
 
     status: Status
     reason: str
@@ -144,6 +143,8 @@ class RegionResult:
     bytes_unfused: int | None = None
     bytes_streamed: int | None = None
     region: Region | None = None
+    program: StreamProgram | None = None
+    proof: TileProof | None = None
     decision: Decision | None = None
     nodes: tuple[Node, ...] = ()
     specialised: str = ""
@@ -199,7 +200,7 @@ class RegionResult:
     def count_tiles(self, sizes: Mapping[str, int], tensors: Mapping[str, Any]) -> dict[str, int]:
         """Empty, partial and full tiles of a call: `sizes` by source symbol, `tensors` as arrays by kernel name."""
         assert self.executable is not None
-        return _known(self.executable, tile_counts(self.executable.kernel, self.executable.sizes(sizes), tensors))
+        return _known(self.proof, tile_counts(self.executable.kernel, self.executable.sizes(sizes), tensors))
 
 
 @dataclass
@@ -228,9 +229,9 @@ def compile_graph(
     check_graph(graph)
     module = AttentionPatternPass(anchors, parameters)(graph)
     results = [(_position(graph, r.name), _refused(r, hints or {})) for r in module.refusals]
-    relied_on = {user for region in module.regions for user, _ in semantics(region).leaks}
+    relied_on = {user for region in module.regions for user, _ in detected_meaning(region).leaks}
     for region in module.regions:
-        found = semantics(region)
+        found = detected_meaning(region)
         needed = found.values or any(n in relied_on for n in found.inside)
         if not needed and chosen.fuse == "auto" and not _is_large(found, hints or {}):
             continue
@@ -276,41 +277,50 @@ def _number(e: Expr, hints: Mapping[str, int]) -> int | None:
 
 
 def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> RegionResult:
-    found = semantics(region)
+    """One region through every level: meaning, stream, schedule, kernel, executable."""
+    found = detected_meaning(region)
     result = RegionResult(
-        "refused", "", found.value.location, found.value.name, region.attrs.get("mask"), nodes=found.inside,
+        "refused", "", found.value.location, found.value.name, region.notes.get("mask"), nodes=found.inside,
         bytes_unfused=unfused(found, hints),
     )  # fmt: skip
+    # WHY one pass is enough, and the nodes that make it.
     try:
-        program = derived(found, options.strict)
+        result.program = derived(found, options.strict)
     except LoweringRefused as no:
         result.reason, result.unknown = str(no), no.unknown
         return result
+    streamed = lowered_region(add_stream(region, result.program))
+    # HOW it runs: the cost model's decisions, proved and written into the region.
     try:
-        decision = decide(found, program, options.target, options.schedule, options.threads, hints, tuned.find)
+        decision = decide(streamed, options.target, options.schedule, options.threads, hints, tuned.find)
     except ScheduleError as no:  # no tile fits this machine, or the schedule asked for does not
         given = "the schedule that was given cannot be used here: " if options.schedule else ""
         result.reason = given + str(no)
         return result
-    result.schedule, result.decision, result.prediction = decision.schedule, decision, decision.prediction
+    schedule, machine = decision.schedule, _machine(options.target)
+    result.schedule, result.decision, result.prediction = schedule, decision, decision.prediction
     if options.fuse == "auto" and not decision.fuse:
         result.status, result.reason = "declined", decision.reason
         return result
-    lower_attention_to_streaming(region, decision.schedule, strict=options.strict, program=program)
-    validate_module(MCModule(regions=[region]))
-    executable = _executable(region, decision, options.target, _header(found, decision))
-    check_kernel(executable.kernel)
+    phases, result.proof = prove_phases(streamed, schedule, strict=options.strict, rows=schedule.rows)
+    limit = register_limit(machine, schedule.warps) if isinstance(machine, GpuTarget) else 0
+    apply_schedule(region, schedule, phases, registers=limit)
+    # The kernel follows from the region, and code from the kernel.
+    kernel, binding = bound_kernel(region)
+    check_kernel(kernel)
+    executable = _executable(kernel, binding, schedule, machine)
     result.status, result.reason = "streamed", decision.reason
     result.region, result.executable = region, executable
-    result.inputs = list(executable.binding.inputs.values())
-    result.outputs = list(executable.binding.outputs.values())
+    result.inputs = [found.loads[name] for name in binding.inputs.values()]
+    outputs = {e.node.name: e.node for e in found.exits}
+    result.outputs = [outputs[name] for name in binding.outputs.values()]
     result.size_names = executable.symbols
-    result.bytes_streamed = working_bytes(executable.kernel) * decision.schedule.threads
-    result.rows_end = max((s.step for s in statements(executable.kernel.body) if isinstance(s, Rows) and s.ends), default=0)
-    result.tiles = _static_tiles(executable, hints)
+    result.rows_end = max((s.step for s in statements(kernel.body) if isinstance(s, Rows) and s.ends), default=0)
+    result.bytes_streamed = working_bytes(kernel) * schedule.threads
+    result.tiles = _static_tiles(result, hints)
     result.specialised = _specialised(found)
     result.stored = tuple(_stored(s, hints) for s in found.stored)
-    result.assumes = _assumed(region)
+    result.assumes = _assumed(result.proof)
     return result
 
 
@@ -324,12 +334,13 @@ def rescheduled(result: RegionResult, options: Options, hints: Mapping[str, int]
     assert result.region is not None
     region = copy(result.region)
     region.subregions = []  # what lowering added to the meaning
+    region.attrs = {**region.attrs, "sizes": dict(region.attrs["sizes"])}
     return _compiled(region, options, hints)
 
 
-def _assumed(region: Region) -> str:
+def _assumed(proof: TileProof) -> str:
     """What skipping rests on."""
-    skips = any(not (isinstance(p.empty, Const) and not p.empty.value) for p in _tilings(region))
+    skips = not (isinstance(proof.empty, Const) and not proof.empty.value)
     said = "scores and values are finite where a mask hides them, so that such tiles can be skipped (strict=True assumes nothing)"
     return said if skips else ""
 
@@ -341,19 +352,15 @@ def _specialised(found: Recognised) -> str:
     return f"{', '.join(dict.fromkeys([*widths, *types]))}; any length, batch and number of heads"
 
 
-def _executable(region: Region, decision: Decision, target: Target | str | None, header: tuple[str, ...]) -> Executable:
-    schedule = decision.schedule
-    machine = named_target(target) if isinstance(target, str) else target
+def _machine(target: Target | str | None) -> Target | None:
+    """The target's value; None for this machine."""
+    return named_target(target) if isinstance(target, str) else target
+
+
+def _executable(kernel: Kernel, binding: Binding, schedule: Schedule, machine: Target | None) -> Executable:
     if isinstance(machine, GpuTarget):
-        return DeviceExecutable(region, schedule, gpu_builder(schedule, machine), 1, header, machine=machine)
-    return Executable(region, schedule, build_native, schedule.threads, header)
-
-
-def _header(found: Recognised, decision: Decision) -> tuple[str, ...]:
-    return (
-        f"derived from {found.value.name}" + (f" at {found.value.location}" if found.value.location else ""),
-        f"schedule: {decision.schedule.brief}",
-    )
+        return DeviceExecutable(kernel, binding, GpuKernel, 1, machine=machine)
+    return Executable(kernel, binding, build_native, schedule.threads)
 
 
 def unfused(found: Recognised, hints: Mapping[str, int]) -> int | None:
@@ -380,25 +387,22 @@ def _tiles(kernel: Kernel) -> list[Tile]:
     return [t for t in found if t is not None]
 
 
-def _known(executable: Executable, counts: dict[str, int]) -> dict[str, int]:
+def _known(proof: TileProof | None, counts: dict[str, int]) -> dict[str, int]:
     """`counts` of the kernel's phases as they are said: a tile is full if no mask is needed in it."""
-    if not any(p.undecided for p in _tilings(executable.region)):
+    if proof is None or not proof.undecided:
         return counts
     return {"empty": counts["empty"], "partial": counts["partial"] + counts["full"], "full": 0}
 
 
-def _tilings(region: Region) -> list[Tiling]:
-    found = [t.attrs.get("phases") for s in region.subregions for t in s.subregions]
-    return [p for p in found if isinstance(p, Tiling)]
-
-
-def _static_tiles(executable: Executable, hints: Mapping[str, int]) -> dict[str, int] | None:
+def _static_tiles(result: RegionResult, hints: Mapping[str, int]) -> dict[str, int] | None:
     """Tile counts when they follow from sizes alone."""
+    executable = result.executable
+    assert executable is not None
     kernel = executable.kernel
     if kernel.summaries or any(s not in hints for s in executable.symbols):
         return None
     try:
-        return _known(executable, tile_counts(kernel, executable.sizes(hints), {}))
+        return _known(result.proof, tile_counts(kernel, executable.sizes(hints), {}))
     except (KeyError, ValueError):
         return None
 

@@ -11,11 +11,11 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from aicf.kernel import Kernel, allocate, run_kernel, verify_kernel
-from aicf.kernel.lowering import Binding, lower_to_kernel
+from aicf.kernel.lowering import Binding, bound_kernel
 from aicf.mcir import AttentionPatternPass, lower_attention_to_streaming
 from aicf.scalar import DType, integer
 from aicf.schedule import CpuTarget, Problem, Schedule, choose, named_target
-from aicf.semantic import Graph, GraphBuilder, Node
+from aicf.semantic import Graph, GraphBuilder
 from aicf.semantic.evaluate import run_graph
 from tests.contract import assert_contract
 
@@ -46,7 +46,7 @@ def graph(n: int, m: int, mask: str, dtype: DType = "f32") -> Graph:
 def lowered(source: Graph, schedule: Schedule) -> tuple[Kernel, Binding]:
     (region,) = AttentionPatternPass()(source).regions
     lower_attention_to_streaming(region, schedule)
-    return lower_to_kernel(region, schedule)
+    return bound_kernel(region)
 
 
 def sample(source: Graph, seed: int) -> list[Any]:
@@ -55,9 +55,9 @@ def sample(source: Graph, seed: int) -> list[Any]:
 
 
 def run(kernel: Kernel, binding: Binding, source: Graph, values: list[Any]) -> tuple[Any, Any]:
-    given: dict[Node, Any] = dict(zip(source.inputs, values, strict=True))
+    given: dict[str, Any] = {n.name: x for n, x in zip(source.inputs, values, strict=True)}
     sizes = {name: integer(e, {}) for name, e in binding.sizes.items() if name in kernel.sizes}
-    tensors = {name: given[node] for name, node in binding.inputs.items()} | allocate(kernel, sizes, ("out",))
+    tensors = {name: given[tensor] for name, tensor in binding.inputs.items()} | allocate(kernel, sizes, ("out",))
     trace = run_kernel(kernel, tensors, sizes)
     (output,) = binding.outputs
     assert trace.stores == {output: (1, 1)}

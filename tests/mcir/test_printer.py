@@ -103,7 +103,7 @@ ExecutionRegion(r)
 
   StreamingRegion(s)
     attrs: stream_axis=sequence
-    carried: m[8]:fp32@register
+    carried: m
     update:
       m:
         init: -inf

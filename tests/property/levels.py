@@ -38,13 +38,12 @@ from aicf.frontends.torch.region_op import REGION, size_names
 from aicf.frontends.torch.retrace import trace
 from aicf.frontends.torch.rewrite import rewrite
 from aicf.kernel import allocate, run_kernel
-from aicf.mcir.passes.streaming_lowering import semantics
+from aicf.mcir.passes.streaming_lowering import detected_meaning
 from aicf.scalar import DType, Expr, Load, evaluate, integer
 from aicf.semantic import Graph, Node
 from aicf.semantic.evaluate import run_graph
 from aicf.streaming import program as stream_programs
 from aicf.streaming.recognise import Recognised
-from aicf.streaming.stream_program import StreamProgram
 
 from .grammar import DTYPES, Program
 
@@ -374,15 +373,16 @@ def _kernel_region(result: RegionResult, inputs: Sequence[torch.Tensor], sizes: 
         if (least, most) != (1, 1) and arrays[name].size:
             raise Wrong(f"elements of {name} are stored {least} to {most} times")
     return [
-        torch.from_numpy(arrays[name]).to(_torch_dtype(node)) for name, node in executable.binding.outputs.items()
+        torch.from_numpy(arrays[name]).to(_torch_dtype(node))
+        for name, node in zip(executable.output_names, result.outputs, strict=True)
     ]  # fmt: skip
 
 
 def _stream_region(result: RegionResult, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> list[torch.Tensor]:
     assert result.region is not None and result.executable is not None
-    found = semantics(result.region)
-    program: StreamProgram = result.region.subregions[0].attrs["program"]
-    values = dict(zip(result.executable.binding.inputs.values(), inputs, strict=True))
+    found, program = detected_meaning(result.region), result.program
+    assert program is not None
+    values = dict(zip(result.inputs, inputs, strict=True))
     tensors = {
         name: _numpy(x.double() if x.is_floating_point() else x) for name, x in ((k, values[n]) for k, n in found.loads.items())
     }

@@ -9,7 +9,7 @@ import pytest
 
 from aicf.decide import meaning_of
 from aicf.driver import Compilation, Options, compile_graph
-from aicf.mcir.passes.streaming_lowering import derived, semantics
+from aicf.mcir.lowered import lowered_region
 from aicf.runtime import tuned
 from aicf.schedule import Problem, choose, host_target
 from aicf.schedule.target import AVX2
@@ -114,6 +114,6 @@ def test_meaning_does_not_depend_on_names():
             node.name = prefix + node.name
         region = compiled(g).regions[0].region
         assert region is not None
-        return meaning_of(semantics(region), derived(semantics(region)))
+        return meaning_of(lowered_region(region))
 
     assert meaning("") == meaning("layer_7_")

@@ -6,7 +6,8 @@ import pytest
 
 from aicf.decide import ASSUMED_SKIPPED, Decision, decide
 from aicf.mcir import AttentionPatternPass
-from aicf.mcir.passes.streaming_lowering import derived, semantics
+from aicf.mcir.lowered import lowered_region
+from aicf.mcir.passes.streaming_lowering import add_stream, derived, detected_meaning
 from aicf.semantic import Graph, GraphBuilder
 
 LENGTH = 2048
@@ -30,8 +31,8 @@ def attention(mask: str) -> Graph:
 
 def decision(mask: str, target: str) -> Decision:
     (region,) = AttentionPatternPass()(attention(mask)).regions
-    found = semantics(region)
-    return decide(found, derived(found), target, None, 1, {})
+    streamed = add_stream(region, derived(detected_meaning(region)))
+    return decide(lowered_region(streamed), target, None, 1, {})
 
 
 def test_tiles_are_small_where_documents_may_hide_most():

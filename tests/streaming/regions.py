@@ -52,7 +52,7 @@ def _outputs(result: RegionResult, inputs: Sequence[Any], level: str) -> Mapping
         arrays |= allocate(kernel, bound, ("out", "scratch"))
         tensors = {n: (a.ctypes.data, tuple(s // a.itemsize for s in a.strides)) for n, a in arrays.items()}
         build(kernel).run(tensors, bound, {}, 1)
-    return {node: arrays[name] for name, node in executable.binding.outputs.items()}
+    return {node: arrays[name] for name, node in zip(executable.output_names, result.outputs, strict=True)}
 
 
 def graph_of(make: Build, dtype: DType = "f32") -> Graph:

@@ -31,13 +31,15 @@ from aicf.kernel.ir import (
     statements,
     written,
 )
+from aicf.kernel.lowering import Binding, KernelLoweringError, bound_kernel, lower_to_kernel
 from aicf.kernel.printer import print_kernel, print_statement
 from aicf.kernel.trace import Trace
 from aicf.kernel.verifier import KernelError, check_kernel, verify_kernel
 
 __all__ = [
-    "Axis", "Check", "Contract", "Fill", "Kernel", "KernelError", "LoadTile", "Loop", "Map", "OutOfRange", "Parallel", "Phase",
-    "Reduce", "Retry", "Rows", "ScalarParam", "Stmt", "StoreTile", "Stream", "Summary", "TensorParam", "Tile", "Trace",
-    "allocate", "bodies", "check_capacity", "check_kernel", "inner", "kernel_fingerprint", "live_tiles", "print_kernel",
-    "print_statement", "reads", "run_kernel", "statements", "tile_bytes", "verify_kernel", "written",
+    "Axis", "Binding", "Check", "Contract", "Fill", "Kernel", "KernelError", "KernelLoweringError", "LoadTile", "Loop", "Map",
+    "OutOfRange", "Parallel", "Phase", "Reduce", "Retry", "Rows", "ScalarParam", "Stmt", "StoreTile", "Stream", "Summary",
+    "TensorParam", "Tile", "Trace", "allocate", "bodies", "bound_kernel", "check_capacity", "check_kernel", "inner",
+    "kernel_fingerprint", "live_tiles", "lower_to_kernel", "print_kernel", "print_statement", "reads", "run_kernel",
+    "statements", "tile_bytes", "verify_kernel", "written",
 ]  # fmt: skip

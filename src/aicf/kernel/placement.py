@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from aicf.kernel.ir import Contract, Kernel, Parallel, Retry, Rows, Stmt, Stream, statements
@@ -37,3 +38,8 @@ def placed(kernel: Kernel, *, warps: int, stages: int, registers: int = 0) -> Ke
                 return s
 
     return replace(kernel, body=body(kernel.body))
+
+
+def with_units(kernel: Kernel, units: Mapping[str, int | None]) -> Kernel:
+    """`kernel` for inputs of other layouts: for each tensor the dimension with stride 1 (None: there is no such dimension)."""
+    return replace(kernel, tensors=tuple(replace(t, unit=units.get(t.name, t.unit)) for t in kernel.tensors))

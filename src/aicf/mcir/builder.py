@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aicf.mcir.nodes import MCNode
+from aicf.mcir.payloads import Payload
 from aicf.mcir.regions import ExecutionRegion, StreamingRegion, TileRegion
 from aicf.mcir.types import Shape
 from aicf.mcir.values import MCValue
@@ -14,13 +15,19 @@ from aicf.mcir.values import MCValue
 class MCIRBuilder:
     """Makes MCIR objects. `node` also notes on each value who produces and who consumes it."""
 
-    def value(self, name: str, shape: Shape, dtype: str, residency: str = "global") -> MCValue:
-        return MCValue(name=name, shape=shape, dtype=dtype, residency=residency)
+    def value(self, name: str, shape: Shape, dtype: str, residency: str = "global", axes: tuple[str, ...] = ()) -> MCValue:
+        return MCValue(name=name, shape=shape, dtype=dtype, residency=residency, axes=axes)
 
     def node(
-        self, name: str, op: str, inputs: Sequence[MCValue] | None = None, outputs: Sequence[MCValue] | None = None, **attrs: Any
+        self,
+        name: str,
+        op: str,
+        inputs: Sequence[MCValue] | None = None,
+        outputs: Sequence[MCValue] | None = None,
+        payload: Payload | None = None,
+        **attrs: Any,
     ) -> MCNode:
-        node = MCNode(name=name, op=op, inputs=list(inputs or []), outputs=list(outputs or []), attrs=attrs)
+        node = MCNode(name=name, op=op, inputs=list(inputs or []), outputs=list(outputs or []), attrs=attrs, payload=payload)
         for value in node.inputs:
             if name not in value.consumers:
                 value.consumers.append(name)

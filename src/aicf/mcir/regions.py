@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aicf.mcir.nodes import MCNode
+from aicf.mcir.phases import Phases
 from aicf.mcir.values import MCValue
+from aicf.streaming.recognise import Recognised
 
 
 def _no_values() -> list[MCValue]:
@@ -33,9 +35,17 @@ def _no_attrs() -> dict[str, Any]:
     return {}
 
 
+def _no_notes() -> dict[str, str]:
+    return {}
+
+
 @dataclass
 class Region:
-    """What all kinds of regions share. `nodes` run in order, before `subregions`."""
+    """What all kinds of regions share. `nodes` run in order, before `subregions`.
+
+    `attrs` are facts: kernels follow from them. `notes` are for people (source lines, reasons, masks in words): a dump prints
+    them as comments, and nothing depends on them.
+    """
 
     name: str
     kind: str
@@ -44,19 +54,25 @@ class Region:
     nodes: list[MCNode] = field(default_factory=_no_nodes)
     subregions: list[Region] = field(default_factory=_no_regions)
     attrs: dict[str, Any] = field(default_factory=_no_attrs)
+    notes: dict[str, str] = field(default_factory=_no_notes)
 
 
 @dataclass
 class ExecutionRegion(Region):
-    """One logical unit of computation with its meaning kept; nothing is said yet about how data moves."""
+    """One logical unit of computation; by itself it says nothing about how data moves. `meaning`: what detection recognised, from
+    which the streaming lowering makes the regions below (None for a region written by hand or read from text)."""
+
+    meaning: Recognised | None = field(default=None, repr=False, compare=False)
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name, kind="execution")
+        self.meaning = None
 
 
 @dataclass
 class StreamingRegion(Region):
-    """One pass over `stream_axis`."""
+    """One pass over `stream_axis`. Further attributes: `order` (q_major or kv_major: what the outer loop walks), `kv_split`
+    (parts that the axis is cut into, combined at the end), `stages` (tiles in flight)."""
 
     def __init__(self, name: str, stream_axis: str = "sequence") -> None:
         super().__init__(name=name, kind="streaming")
@@ -65,10 +81,18 @@ class StreamingRegion(Region):
 
 @dataclass
 class TileRegion(Region):
-    """Steps on tiles of tile_m rows by tile_n streamed elements, contracted over tile_k at a time."""
+    """Steps on tiles of tile_m rows by tile_n streamed elements, contracted over tile_k at a time.
+
+    Further attributes: `rows` (rows of a register block; tile_m by default), `mapping` (thread or block: what runs an item),
+    `warps` and `registers` (per block, and per thread of it). `phases`: what is proved of the tiles; None: every tile is
+    computed, with its mask.
+    """
+
+    phases: Phases | None = None
 
     def __init__(self, name: str, tile_m: int, tile_n: int, tile_k: int) -> None:
         super().__init__(name=name, kind="tile")
+        self.phases = None
         self.attrs["tile_m"] = tile_m
         self.attrs["tile_n"] = tile_n
         self.attrs["tile_k"] = tile_k

@@ -16,7 +16,8 @@ class MCValue:
     """Data in a module. Tiles have integer shapes; a tensor's dims may be expressions of size symbols.
 
     `producer` and `consumers` are names of nodes (of source operations for a region's inputs). They may be left out;
-    where they are there, the verifier holds them against the nodes.
+    where they are there, the verifier holds them against the nodes. `axes` names the region axis of each dimension of a tile, by
+    its variable (empty: the op's default, see `defaults`).
     """
 
     name: str
@@ -25,3 +26,4 @@ class MCValue:
     residency: str = "global"
     producer: str | None = None
     consumers: list[str] = field(default_factory=_no_names)
+    axes: tuple[str, ...] = ()

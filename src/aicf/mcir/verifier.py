@@ -10,6 +10,7 @@ accepted, one that states them wrongly is not. The checks are a flat list of sma
     _check_shapes     shapes and element types agree along a node's edges
     _check_value      shape, element type and residency are defined
     _check_scopes     values are used only where they exist, written once, producers and consumers true
+    payload_faults    what nodes compute, the axes, the schedule and the proofs about tiles agree (`payload_verifier`)
     _check_meaning    an execution region has Q, K, V and an output; after lowering a stream that stores each output once
 """
 
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 
 from aicf.mcir.module import MCModule
 from aicf.mcir.nodes import MCNode
+from aicf.mcir.payload_verifier import payload_faults
 from aicf.mcir.printer import show_node, show_value
 from aicf.mcir.regions import Region, walk
 from aicf.mcir.types import MC_DTYPES, Dim, MCNodeOp, RegionKind, Residency
@@ -76,6 +78,7 @@ def find_problems(module: MCModule, *, lowered: bool = True) -> Iterator[Problem
         yield from _check_scopes(region)
         if region.kind == "execution":
             yield from _check_meaning(region, lowered)
+            yield from (Problem(*fault) for fault in payload_faults(region))
 
 
 # ------------------------------------------------------------------------------------------------ regions
@@ -262,8 +265,9 @@ def _show_dims(dims: Sequence[Dim]) -> str:
 
 
 def _check_shapes(node: MCNode, path: str) -> Iterator[Problem]:
-    """The shapes that the op's meaning ties together. Leading (batch) dimensions of a tile take part in none of it."""
-    if len(node.inputs) < _least_inputs(node):
+    """The shapes that the op's default meaning ties together. Leading (batch) dimensions of a tile take part in none of it.
+    What a payload says is checked by its axes (`payload_verifier`)."""
+    if len(node.inputs) < _least_inputs(node) or node.payload is not None:
         return
     lines = tuple(show_node(node)) + tuple(f"  {show_value(v)}" for v in node.inputs)
     faults: list[str] = []

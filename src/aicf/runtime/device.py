@@ -5,7 +5,7 @@ executable.launch([q, k, v], [o], sizes, empty)      launches on the current dev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,29 +14,15 @@ from aicf.backends.triton.build import compile_offline
 from aicf.backends.triton.checks import check_kernel
 from aicf.backends.triton.launch import CALLS, Empty, GpuKernel
 from aicf.kernel import Kernel, OutOfRange
-from aicf.kernel.placement import placed
 from aicf.runtime.executable import ArrayRef, Executable, Layout
 from aicf.runtime.indices import needed
 from aicf.scalar import integer
-from aicf.schedule.gpu import register_limit
-from aicf.schedule.schedule import Schedule
 from aicf.schedule.target import GpuTarget
-
-
-def mapped(kernel: Kernel, schedule: Schedule, machine: GpuTarget) -> Kernel:
-    """`kernel` mapped to blocks of warps as `schedule` says."""
-    limit = register_limit(machine, schedule.warps)
-    return placed(kernel, warps=schedule.warps, stages=schedule.stages, registers=limit)
-
-
-def gpu_builder(schedule: Schedule, machine: GpuTarget) -> Callable[[Kernel], GpuKernel]:
-    """Kernels mapped to blocks, not yet compiled: Triton does that on the first launch."""
-    return lambda kernel: GpuKernel(mapped(kernel, schedule, machine))
 
 
 @dataclass
 class DeviceExecutable(Executable):
-    """A lowered region for a GPU. `kernel` is the one for contiguous inputs, mapped to blocks."""
+    """A kernel for a GPU, mapped to blocks of warps; Triton compiles it on the first launch."""
 
     machine: GpuTarget | None = None
     _checkers: dict[tuple[Layout, tuple[int, ...]], GpuKernel] = field(
@@ -44,11 +30,6 @@ class DeviceExecutable(Executable):
     )
     _open: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict[tuple[int, ...], tuple[int, ...]])
     _bound: dict[tuple[int, ...], dict[str, int]] = field(default_factory=dict[tuple[int, ...], dict[str, int]])
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        assert self.machine is not None
-        self.kernel = mapped(self.kernel, self.schedule, self.machine)
 
     def launch(
         self, inputs: Sequence[Any], outputs: Sequence[Any], sizes: Sequence[int], empty: Empty, *, checked: bool = True
@@ -58,7 +39,7 @@ class DeviceExecutable(Executable):
         they are looked at first, which waits for the device, and IndexError is raised; not so without `checked` (a stream that
         is being captured cannot be waited for): then a wrong index reads the nearest element."""
         layout = self.layout([ArrayRef(0, tuple(t.shape), tuple(t.stride())) for t in inputs])
-        _, _, built = self.variant(layout)
+        _, built = self.variant(layout)
         assert isinstance(built, GpuKernel)
         key = tuple(sizes)
         bound = self._bound.get(key)

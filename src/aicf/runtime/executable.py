@@ -15,12 +15,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from aicf.kernel import Kernel, OutOfRange, Parallel, Phase, Stream, Summary, statements
-from aicf.kernel.lowering import Binding, lower_to_kernel
-from aicf.mcir import Region
+from aicf.kernel.lowering import Binding
+from aicf.kernel.placement import with_units
 from aicf.runtime.forks import ForkLock
 from aicf.runtime.indices import needed
 from aicf.scalar import BYTES, evaluate, integer, numpy_dtype, variables
-from aicf.schedule.schedule import Schedule
 
 MOST_COUNTED = 1 << 24  # tiles that differ
 
@@ -67,7 +66,7 @@ class Built(Protocol):
     def launcher(self) -> Launcher: ...
 
 
-Builder = Callable[[Kernel], Any]  # a Built, or what `runtime.device` launches
+Builder = Callable[[Kernel], Any]  # -> a Built, or what `runtime.device` launches
 
 
 @dataclass(frozen=True)
@@ -88,19 +87,18 @@ Layout = tuple[int | None, ...]
 
 @dataclass
 class Executable:
-    """A lowered region with its schedule, ready to run on tensors of any size of its class. Thread-safe."""
+    """A kernel ready to run on tensors of any size of its class. `kernel` is the one for contiguous inputs, `binding` what its
+    names stand for. Thread-safe."""
 
-    region: Region
-    schedule: Schedule
+    kernel: Kernel
+    binding: Binding
     builder: Builder
     threads: int
-    header: tuple[str, ...] = ()
-    _variants: dict[Layout, tuple[Kernel, Binding, Any]] = field(default_factory=dict[Layout, tuple[Kernel, Binding, Any]])
+    _variants: dict[Layout, tuple[Kernel, Any]] = field(default_factory=dict[Layout, "tuple[Kernel, Any]"])
     _plans: dict[tuple[object, ...], Plan] = field(default_factory=dict[tuple[object, ...], Plan])
     _lock: ForkLock = field(default_factory=ForkLock)
 
     def __post_init__(self) -> None:
-        self.kernel, self.binding = lower_to_kernel(self.region, self.schedule, header=self.header)
         self.input_names = list(self.binding.inputs)
         self.output_names = list(self.binding.outputs)
         self.symbols = sorted({v.name for e in self.binding.sizes.values() for v in variables(e)})
@@ -109,16 +107,15 @@ class Executable:
         """For each input the dimension that is contiguous, preferring the last; None when there is none."""
         return tuple(_unit(a) for a in inputs)
 
-    def variant(self, layout: Layout) -> tuple[Kernel, Binding, Any]:
-        """The kernel for a layout, built on first use."""
+    def variant(self, layout: Layout) -> tuple[Kernel, Any]:
+        """The kernel for a layout and its code, built on first use."""
         found = self._variants.get(layout)
         if found is None:
             with self._lock:
                 found = self._variants.get(layout)
                 if found is None:
-                    units = dict(zip(self.input_names, layout, strict=True))
-                    kernel, binding = lower_to_kernel(self.region, self.schedule, units=units, header=self.header)
-                    found = self._variants[layout] = (kernel, binding, self.builder(kernel))
+                    kernel = with_units(self.kernel, dict(zip(self.input_names, layout, strict=True)))
+                    found = self._variants[layout] = (kernel, self.builder(kernel))
         return found
 
     def sizes(self, values: Mapping[str, int]) -> dict[str, int]:
@@ -164,7 +161,7 @@ class Executable:
         plan.frames.append(frame)
 
     def _plan(self, inputs: Sequence[ArrayRef], outputs: Sequence[ArrayRef], sizes: Sequence[int]) -> Plan:
-        kernel, _, made = self.variant(self.layout(inputs))
+        kernel, made = self.variant(self.layout(inputs))
         built: Built = made
         bound = self.sizes(dict(zip(self.symbols, sizes, strict=True)))
         names = (*self.input_names, *self.output_names)
@@ -189,7 +186,7 @@ class Executable:
 
     def named(self, wrong: OutOfRange) -> IndexError:
         """An index out of range, with the source graph's names of tensors."""
-        return IndexError(wrong.told({name: node.name for name, node in self.binding.inputs.items()}))
+        return IndexError(wrong.told(dict(self.binding.inputs)))
 
     def scratch_bytes(self, sizes: Mapping[str, int]) -> int:
         """Bytes of scratch tensors in global memory for given kernel sizes."""

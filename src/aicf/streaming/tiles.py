@@ -76,6 +76,8 @@ class Box:
     batch: frozenset[Var] = frozenset()
     cut: Var | None = None
     requests: dict[tuple[str, Expr], Request] = field(default_factory=dict[tuple[str, Expr], Request])
+    # What carried sums are relative to: finite, and the same for all streamed positions.
+    references: frozenset[Var] = frozenset()
     # What was found before: subexpressions recur in the bodies of the extremum and of every sum.
     intervals: dict[Expr, tuple[Expr, Expr] | None] = field(default_factory=dict[Expr, "tuple[Expr, Expr] | None"])
     truths: dict[tuple[Expr, bool], Expr] = field(default_factory=dict[tuple[Expr, bool], Expr])
@@ -500,7 +502,7 @@ def _fill_value(box: Box, e: Expr) -> float | None:
         return None
 
     done = transform(e, zero)
-    while isinstance(done, Call) and done.fn == "sub" and isinstance(done.args[1], Var) and done.args[1].name.startswith("ref"):
+    while isinstance(done, Call) and done.fn == "sub" and isinstance(done.args[1], Var) and done.args[1] in box.references:
         done = done.args[0]
     return float(done.value) if isinstance(done, Const) and is_float(done.dtype) and done.value <= FILL else None
 
@@ -519,7 +521,7 @@ def _masking(box: Box, u: Expr, fills: Fills) -> Expr:
             return _either(box, c, _masked(box, a, fills), _masked(box, b, fills))
         case Call(fn="add", args=(a, b)):
             return call("or", *(NO if _may_be_nan(box, y) else _absorbing(box, x, fills) for x, y in ((a, b), (b, a))))
-        case Call(fn="sub", args=(a, Var() as b)) if b.name.startswith("ref"):
+        case Call(fn="sub", args=(a, Var() as b)) if b in box.references:
             return _masked(box, a, fills)  # relative to the reference: the fill is compared with the maximum at the end
         case Call(fn="sub", args=(a, b)):
             return NO if _may_be_nan(box, b) else _absorbing(box, a, fills)
@@ -645,7 +647,7 @@ def _of_scores(box: Box, u: Expr) -> bool:
 
 
 def _of_scores_here(box: Box, u: Expr) -> bool:
-    if u.dtype == "bool" or (isinstance(u, Var) and is_float(u.dtype) and not u.name.startswith("ref")):
+    if u.dtype == "bool" or (isinstance(u, Var) and is_float(u.dtype) and u not in box.references):
         return True
     return any(_of_scores(box, k) for k in children(u))
 
@@ -691,7 +693,7 @@ def _vanishing(box: Box, g: Expr, fills: Fills) -> Expr:
 def _finite(box: Box, factor: Expr) -> bool:
     """Whether a factor beside one that vanishes may be taken for finite: not if it holds scores that the mask itself makes -inf
     (`exp(s) * s` of an entropy is NaN there)."""
-    scores = any(is_float(x.dtype) and not x.name.startswith("ref") for x in variables(factor))
+    scores = any(is_float(x.dtype) and x not in box.references for x in variables(factor))
     return not scores or not _may_be_infinite(box, factor)
 
 
@@ -789,9 +791,11 @@ def _disjuncts(e: Expr) -> list[Expr]:
     return [*found]
 
 
-def tile_box(positions: Mapping[Var, tuple[Expr, int]], batch: Iterable[Var] = ()) -> Box:
+def tile_box(
+    positions: Mapping[Var, tuple[Expr, int]], batch: Iterable[Var] = (), references: Iterable[Var] = ()
+) -> Box:
     """The box of the current tile: for each position variable its extent and tile length; origins are `<name>0`. `batch`: the
-    variables of the work item."""
+    variables of the work item. `references`: what sums are relative to."""
     low: dict[Var, Expr] = {}
     high: dict[Var, Expr] = {}
     number: dict[Var, Expr] = {}
@@ -801,11 +805,11 @@ def tile_box(positions: Mapping[Var, tuple[Expr, int]], batch: Iterable[Var] = (
         end = call("add", origin, integer_const(length))
         high[v] = call("sub", call("min", end, extent), integer_const(1))
         number[v] = call("floordiv", origin, integer_const(length))
-    return Box(low, high, number, frozenset(batch))
+    return Box(low, high, number, frozenset(batch), references=frozenset(references))
 
 
 def rest_of(box: Box, rows: Var, extent: Expr, block: int, stream: Var, cut: Var) -> Box:
     """What is left of a tile from streamed position `cut` on, for a block of rows that begins at the rows' origin."""
     end = call("min", call("add", index(rows.name + "0"), integer_const(block)), extent)
     high = {**box.high, rows: call("sub", end, integer_const(1))}
-    return Box({**box.low, stream: cut}, high, {stream: box.number[stream]}, box.batch, cut, box.requests)
+    return Box({**box.low, stream: cut}, high, {stream: box.number[stream]}, box.batch, cut, box.requests, box.references)

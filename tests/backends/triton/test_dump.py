@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 def test_every_stage():
     result = region("causal", "h100", "bf16", 64)
     assert "per block of" in result.dump("kernel") and "stages 2" in result.dump("kernel")
-    assert "@triton.jit" in result.dump("triton") and "tl.dot(q, tl.trans(k))" in result.dump("triton")
+    assert "@triton.jit" in result.dump("triton") and "tl.dot(Q_tile, tl.trans(K_tile))" in result.dump("triton")
     assert "wgmma.mma_async" in result.dump("ptx")
     assert "HGMMA" in result.dump("sass")
     assert "0 spills" in result.dump("resources")

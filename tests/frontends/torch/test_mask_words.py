@@ -17,7 +17,7 @@ import aicf
 from aicf.frontends.torch.reader import Reading, read
 from aicf.frontends.torch.retrace import trace
 from aicf.mcir import AttentionPatternPass
-from aicf.mcir.passes.streaming_lowering import semantics
+from aicf.mcir.passes.streaming_lowering import detected_meaning
 from aicf.scalar import Load, evaluate, variables, walk
 from aicf.streaming.masks import keep_of, parts_of
 from aicf.streaming.origins import Origins
@@ -220,9 +220,9 @@ def test_words_of_scores(words: str, n: int) -> None:
     v = torch.eye(N).expand(B, H, N, N).contiguous()
     reading = read_with_names(attention, ["q", "k", "v", *names], q, k, v, *given)
     (region,) = AttentionPatternPass(frozenset(reading.anchors))(reading.graph).regions
-    assert region.attrs["mask"] == words
+    assert region.notes["mask"] == words
 
-    found = semantics(region)
+    found = detected_meaning(region)
     keep = keep_of(parts_of(found, Origins(found.loads, found.extents).traced))
     tensors = {name: to_numpy(x) for name, x in zip(names, given, strict=True)}
     if keep is None or not {x.tensor for x in walk(keep) if isinstance(x, Load)} <= {*tensors}:
@@ -252,7 +252,7 @@ def test_words_of_weights(words: str, fn: Callable[..., Tensor], given: tuple[Te
     q, k, v = (torch.randn(B, H, N, D) for _ in range(3))
     reading = read_with_names(lambda q, k, v, *more: fn(q @ k.mT, v, *more), ["q", "k", "v", *names], q, k, v, *given)
     (region,) = AttentionPatternPass(frozenset(reading.anchors))(reading.graph).regions
-    assert region.attrs["mask"] == words
+    assert region.notes["mask"] == words
 
 
 class Buffered(torch.nn.Module):

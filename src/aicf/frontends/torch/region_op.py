@@ -88,8 +88,8 @@ def _content(result: RegionResult, executable: Executable, orders: Sequence[Orde
     ends = [[(n.name, n.type) for n in own] for own in (result.inputs, result.outputs)]
     machine = executable.machine if isinstance(executable, DeviceExecutable) else None
     binding = executable.binding
-    bound = [[(name, n.name) for name, n in own.items()] for own in (binding.inputs, binding.outputs)]
-    built = (kernel_fingerprint(executable.kernel), bound, binding.sizes, executable.schedule, executable.threads, machine)
+    bound = [dict(binding.inputs), dict(binding.outputs)]
+    built = (kernel_fingerprint(executable.kernel), bound, binding.sizes, executable.threads, machine)
     return int(fingerprint(nodes, ends, result.size_names, orders, written, *built)[:15], 16)
 
 

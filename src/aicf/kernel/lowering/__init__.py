@@ -1,58 +1,83 @@
-"""Lowering a TileRegion to Kernel IR: its nodes become tile statements, its tiling the phases of the stream.
+"""Lowering an MCIR region to Kernel IR: its nodes become tile statements, its phases those of the stream.
 
-    load_tile(Q)          ->  q[i, d] : shared = load Q[b, h, i, d]
-    compute_score         ->  rows i step 6:  s[i, j] = contract q, k over d
-    update_softmax        ->    u = map <scores>; t = reduce max; new; ref; scale; p = map exp(u - ref); G_l = G_l * scale + sum p
-    accumulate_output     ->    G_o[i, e] = G_o * scale + contract p, v over j
-    store_tile(O)         ->  store O[b, h, i, e] = G_o / G_l
+    load_tile(Q)          ->  Q_tile[i, d] : shared = load Q[b, h, i, d]
+    compute_score         ->  rows i step 6:  score_frag[i, j] = contract Q_tile, K_tile over d
+    update_softmax        ->    softmax_max_in = map <scores>; reduce max; new; ref; rescale; weight = map exp(… - ref); sum
+    accumulate_output     ->    output_acc[i, e] = output_acc * rescale + contract weight, V_tile over j
+    store_tile(O)         ->  store O[b, h, i, e] = output_acc / softmax_sum
 
-`names.py` is what a kernel is made of, `block.py` what happens to a block of rows, `orders.py` how rows and keys are walked,
-`checks.py` clamps and checks indices that may be wrong.
+`builder.py` is what a kernel is made of, `block.py` what happens to a block of rows, `orders.py` how rows and streamed
+positions are walked, `checks.py` clamps and checks indices that may be wrong. All that they know comes from the region.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 
 from aicf.kernel.ir import Kernel
+from aicf.kernel.lowering.builder import Binding, KernelBuilder, KernelLoweringError
 from aicf.kernel.lowering.checks import checked
-from aicf.kernel.lowering.names import Binding, KernelLoweringError, Names, Tiles
 from aicf.kernel.lowering.orders import kv_major, q_major
+from aicf.kernel.placement import placed
+from aicf.mcir.defaults import NoDefaultMeaning
+from aicf.mcir.lowered import LoweredRegion, lowered_region
+from aicf.mcir.printer import show_value
 from aicf.mcir.regions import Region
-from aicf.scalar import index
+from aicf.scalar import show
 
 
-def lower_to_kernel(
-    region: Region, schedule: Tiles, *, units: Mapping[str, int | None] | None = None, header: tuple[str, ...] = ()
-) -> tuple[Kernel, Binding]:
-    """The kernel of a lowered region under a schedule, and what its names stand for.
+def lower_to_kernel(region: Region) -> Kernel:
+    """The kernel of a lowered and scheduled region, for inputs whose last dimension is contiguous (`with_units` makes it one for
+    others).
 
-    `units`: for each kernel tensor the dimension with stride 1 (None: no such dimension); last dimensions when left out.
-    `header`: comment lines. Raises KernelLoweringError when the region has no stream, or the schedule's order is unknown.
+    Raises ValidationError for a region that breaks a rule of MCIR, KernelLoweringError for one that no kernel can be made of:
+    it has no stream, or is written by hand and does not say all that it computes.
     """
-    names = Names(region, schedule, units or {})
-    if schedule.order == "q_major":
-        body = q_major(names)
-    elif schedule.order == "kv_major":
-        body = kv_major(names)
-    else:
-        raise KernelLoweringError(f"order {schedule.order!r}: it is q_major or kv_major")
-    summaries = names.summaries()
-    used = names.free_sizes(body, summaries)
+    return bound_kernel(region)[0]
+
+
+def bound_kernel(region: Region) -> tuple[Kernel, Binding]:
+    """The kernel of a region, and what the kernel's names stand for in it. Raises as `lower_to_kernel`."""
+    try:
+        lowered = lowered_region(region)
+    except NoDefaultMeaning as no:
+        raise KernelLoweringError(str(no)) from None
+    builder = KernelBuilder(lowered)
+    body = q_major(builder) if lowered.order == "q_major" else kv_major(builder)
+    summaries = builder.summaries()
+    used = builder.free_sizes(body, summaries)
     kernel = Kernel(
-        "aicf_" + str(region.attrs.get("pattern", "region")),
-        tuple(names.params),
-        tuple(dict.fromkeys([*names.sizes, *used])),
+        "aicf_" + lowered.pattern + ("_masked" if lowered.has_mask else ""),
+        tuple(builder.params),
+        tuple(dict.fromkeys([*builder.sizes, *used])),
         (),
-        tuple(names.axes),
+        tuple(builder.axes),
         body,
         summaries,
-        header,
     )
-    kernel = checked(kernel)
-    inputs = {name: names.found.loads[source] for source, name in names.tensors.items()}
-    outputs = {names.output(k): e.node for k, e in enumerate(names.found.exits)}
-    return kernel, Binding(inputs, outputs, {**{n: index(n) for n in used}, **names.sizes})
+    inputs = {name: source for source, name in builder.tensors.items()}
+    outputs = {builder.output(k): s.target for k, s in enumerate(lowered.stores)}
+    binding = Binding(inputs, outputs, {**{n: lowered.sizes[n] for n in used}, **builder.sizes})
+    kernel = replace(checked(kernel), header=_header(lowered, binding))
+    if lowered.unit == "block":
+        kernel = placed(kernel, warps=lowered.warps, stages=lowered.stages, registers=lowered.registers)
+    return kernel, binding
 
 
-__all__ = ["Binding", "KernelLoweringError", "lower_to_kernel"]
+def _header(r: LoweredRegion, binding: Binding) -> tuple[str, ...]:
+    """For people who read it: where the kernel comes from, and what its names stand for there."""
+    place = f" at {r.notes['source']}" if "source" in r.notes else ""
+    tiles = f"tiles m {r.tile_m} n {r.tile_n} k {r.tile_k}, rows {r.rows}"
+    tensors = [f"{name} = {show_value(r.tensors[x])}" for name, x in binding.inputs.items()]
+    tensors += [f"{name} = {show_value(r.outputs[x])}" for name, x in binding.outputs.items()]
+    axes = (r.row, r.stream, *r.batch, *r.contracted, *r.columns)
+    return (
+        f"derived from {r.name} ({', '.join(r.operations)}): {', '.join(s.target for s in r.stores)}{place}",
+        f"schedule: {r.order}, {tiles}, kv_split {r.kv_split}",
+        f"tensors: {', '.join(tensors)}",
+        f"sizes: {', '.join(f'{name} = {show(e)}' for name, e in r.sizes.items())}",
+        f"axes: {', '.join(f'{a.variable.name} {a.name}' for a in axes)}",
+    )
+
+
+__all__ = ["Binding", "KernelLoweringError", "bound_kernel", "lower_to_kernel"]

@@ -1,7 +1,8 @@
 """The statements of one register block of rows: scores, running extrema, weights, sums. The same for every order and phase.
 
-    s = contract q, k;  u = map <scores>;  top = reduce max u;  new = max(B, top);  ref = where(new == -inf, 0, new)
-    scale = exp(B - ref);  p = map exp(u - ref);  G_l = G_l * scale + sum p;  G_o = G_o * scale + contract p, v;  B = new
+score = contract Q, K;  max_in = map <scores>;  max_tile = reduce max max_in;  max_new = max(max, max_tile)
+max_ref = where(max_new == -inf, 0, max_new);  rescale = exp(max - max_ref);  weight = map exp(max_in - max_ref)
+sum = sum * rescale + sum of weight;  acc = acc * rescale + contract weight, V;  max = max_new
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from aicf.kernel.ir import Contract, Map, Reduce, Stmt, Tile
-from aicf.kernel.lowering.names import KernelLoweringError, Names, old_reference, reference
-from aicf.scalar import Call, Const, Expr, Var, call, const, show, substitute, transform, var
-from aicf.streaming.stream_program import Base, Sum
+from aicf.kernel.lowering.builder import KernelBuilder, old_reference
+from aicf.mcir.lowered import Extremum, Sum
+from aicf.mcir.payloads import RunningSum, reference_of
+from aicf.scalar import Call, Const, Expr, Var, call, const, substitute, transform, var
 
 
 def in_order(sums: Sequence[Sum]) -> list[Sum]:
     """Sums that move with a partner first: they read the partner's value from before it moves."""
-    return sorted(sums, key=lambda s: s.shift is None)
+    return sorted(sums, key=lambda s: s.sum.shift is None)
 
 
-def rebased(s: Sum, carried: Expr, partner: Expr | None, scale: Expr | None, known: Mapping[Expr, Expr]) -> Expr:
+def rebased(s: RunningSum, carried: Expr, partner: Expr | None, scale: Expr | None, known: Mapping[Expr, Expr]) -> Expr:
     """The carried value of `s` moved to the new references: `carried * scale + distance * scale * partner`. `known` gives the old
     references; `partner` is the partner sum's value at the old references. A large distance meets its vanishing scale first:
     times the partner it may overflow."""
@@ -58,78 +60,78 @@ def _outside_exp(e: Expr) -> Iterator[Expr]:
 
 
 class Block:
-    """Makes the statements for one phase. `decided`: mask conditions that hold (or fail) in the whole tile."""
+    """Makes the statements for one phase. `operands`: the loaded tiles by name; `decided`: mask conditions that hold (or fail) in
+    the whole tile."""
 
-    def __init__(self, names: Names, operands: Mapping[str, Tile], decided: Mapping[Expr, Expr]) -> None:
-        self.names, self.operands, self.decided = names, operands, decided
+    def __init__(self, builder: KernelBuilder, operands: Mapping[str, Tile], decided: Mapping[Expr, Expr]) -> None:
+        self.builder, self.operands, self.decided = builder, operands, decided
         self.out: list[Stmt] = []
         self.known: dict[Expr, Expr] = {}
 
-    def _scores(self, name: str) -> Tile:
-        return Tile(name, "f32", (self.names.i, self.names.j), self.names.space("score_frag", "register"))
-
     def _body(self, e: Expr) -> Expr:
-        return substitute(self.names.put(substitute(e, self.decided)), self.known)
+        return substitute(self.builder.put(substitute(e, self.decided)), self.known)
 
     def statements(self) -> list[Stmt]:
-        program = self.names.program
-        for k, a in enumerate(self.names.found.atoms):
-            end = "" if k == 0 else str(k + 1)
-            self.out.append(Contract(self._scores(a.name), self.operands[f"q{end}"], self.operands[f"k{end}"], a.over.name))
-        for b in program.bases:
-            self._base(b)
+        region = self.builder.region
+        for s in region.scores:
+            a, b = self.operands[s.row.name], self.operands[s.streamed.name]
+            self.out.append(Contract(self.builder.tile(s.tile), a, b, s.over))
+        for x in region.extrema:
+            self._extremum(x)
         scales = self._scales()
         weights: dict[Expr, Tile] = {}
-        for s in in_order(program.sums):
-            weight = gradual(self._body(s.weight))
+        for s in in_order(region.sums):
+            weight = gradual(self._body(s.sum.weight))
             if weight not in weights:
-                p = weights[weight] = self._scores("p" if not weights else f"p{len(weights) + 1}")
+                p = weights[weight] = self.builder.score_tile(_numbered("weight", len(weights)))
                 self.out.append(Map(p, weight))
             self._sum(s, weights[weight], scales)
-        for b in program.bases:
-            self.out.append(Map(self.names.state(b), var(f"new{b.name[1:]}", "f32")))
+        for x in region.extrema:
+            self.out.append(Map(self.builder.tile(x.state), var(f"{x.state.name}_new", "f32")))
         return self.out
 
-    def _base(self, b: Base) -> None:
-        end = b.name[1:]
-        body = self._body(b.body)
+    def _extremum(self, x: Extremum) -> None:
+        name = x.state.name
+        body = self._body(x.extremum.body)
         if not isinstance(body, Var):
-            u = self._scores(f"u{end}")
+            u = self.builder.score_tile(f"{name}_in")
             self.out.append(Map(u, body))
             if not isinstance(body, Const):  # a number stands for itself wherever else it is
                 self.known[body] = var(u.name, "f32")
             body = var(u.name, "f32")
-        self.out.append(Reduce(self.names.row_tile(f"top{end}"), b.op, self.names.j, body))
-        new = self.names.row_tile(f"new{end}")
-        self.out.append(Map(new, call(b.op, var(b.name, "f32"), var(f"top{end}", "f32"))))
-        self.out.append(Map(self.names.row_tile(b.ref.name), reference(b, var(new.name, "f32"))))
-        self.known[b.old] = old_reference(b, var(b.name, "f32"))
+        self.out.append(Reduce(self.builder.row_tile(f"{name}_tile"), x.extremum.op, self.builder.j, body))
+        new = self.builder.row_tile(f"{name}_new")
+        self.out.append(Map(new, call(x.extremum.op, var(name, "f32"), var(f"{name}_tile", "f32"))))
+        reference = self.builder.row_tile(x.extremum.reference.name)
+        self.out.append(Map(reference, reference_of(x.extremum.op, var(new.name, "f32"))))
+        self.known[x.extremum.old] = old_reference(x, var(name, "f32"))
 
     def _scales(self) -> dict[Expr, Tile]:
         scales: dict[Expr, Tile] = {}
-        for s in self.names.program.sums:
-            if s.scale is not None and s.scale not in scales:
-                tile = scales[s.scale] = self.names.row_tile("scale" if not scales else f"scale{len(scales) + 1}")
-                self.out.append(Map(tile, self._body(s.scale)))
+        for s in self.builder.region.sums:
+            rescale = s.sum.rescale
+            if rescale is not None and rescale not in scales:
+                tile = scales[rescale] = self.builder.row_tile(_numbered("rescale", len(scales)))
+                self.out.append(Map(tile, self._body(rescale)))
         return scales
 
     def _sum(self, s: Sum, p: Tile, scales: Mapping[Expr, Tile]) -> None:
-        scale = None if s.scale is None else scales[s.scale]
-        state = self.names.state(s)
-        if s.payload and s.shift is None:
-            self.out.append(Contract(state, p, self._value(s), self.names.j, accumulate=True, rescale=scale))
+        scale = None if s.sum.rescale is None else scales[s.sum.rescale]
+        state, j = self.builder.tile(s.state), self.builder.j
+        values = None if s.values is None else self.operands[s.values.name]
+        if values is not None and s.sum.shift is None:
+            self.out.append(Contract(state, p, values, j, accumulate=True, rescale=scale))
             return
-        partner = None if s.shift is None else var(s.shift.partner, "f32")
-        moved = rebased(s, var(s.name, "f32"), partner, None if scale is None else var(scale.name, "f32"), self.known)
-        if moved is not var(s.name, "f32"):
+        partner = None if s.sum.shift is None else var(s.sum.shift.partner, "f32")
+        own = var(s.state.name, "f32")
+        moved = rebased(s.sum, own, partner, None if scale is None else var(scale.name, "f32"), self.known)
+        if moved is not own:
             self.out.append(Map(state, moved))
-        if s.payload:
-            self.out.append(Contract(state, p, self._value(s), self.names.j, accumulate=True))
+        if values is not None:
+            self.out.append(Contract(state, p, values, j, accumulate=True))
         else:
-            self.out.append(Reduce(state, "sum", self.names.j, var(p.name, "f32"), accumulate=True))
+            self.out.append(Reduce(state, "sum", j, var(p.name, "f32"), accumulate=True))
 
-    def _value(self, s: Sum) -> Tile:
-        for operand in self.names.operands():
-            if operand.element is s.value and self.names.j in operand.axes:
-                return self.operands[operand.name]
-        raise KernelLoweringError(f"no load_tile gives {show(s.value) if s.value is not None else s.name}")
+
+def _numbered(name: str, k: int) -> str:
+    return name if k == 0 else f"{name}{k + 1}"

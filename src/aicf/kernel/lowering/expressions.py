@@ -32,6 +32,3 @@ def expressions(body: tuple[Stmt, ...]) -> list[Expr]:
             case Contract():
                 pass
     return out
-
-
-

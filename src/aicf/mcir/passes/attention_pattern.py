@@ -14,13 +14,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from aicf.mcir.axes import AxisRole, RegionAxis
 from aicf.mcir.builder import MCIRBuilder
 from aicf.mcir.module import MCModule, Refusal
 from aicf.mcir.regions import ExecutionRegion
 from aicf.mcir.types import mc_dtype
 from aicf.mcir.values import MCValue
-from aicf.scalar import BYTES, Const, Expr, Load, call, integer_const, show, variables, walk
+from aicf.scalar import BYTES, Const, Expr, Load, call, index, integer_const, show, variables, walk
 from aicf.semantic import Graph, Location, Node, TensorType
+from aicf.semantic.types import is_one
 from aicf.streaming.describe import Words
 from aicf.streaming.masks import Part, has_mask, keep_of, parts_of
 from aicf.streaming.origins import Origins
@@ -94,31 +96,24 @@ def region_of(seen: Recognised, name: str, sources: Sources) -> ExecutionRegion:
     ]
     reduced = ["value_matmul"] if found.values else [r.op for r in found.cascade]
     region.attrs["operations"] = (*operations, *dict.fromkeys(reduced))
-    region.attrs["axes"] = _axes(found)
-    region.attrs["scores"] = {a.name: f"sum over {a.over.name} of {show(a.row)} * {show(a.key)}" for a in found.atoms}
+    region.attrs["sizes"] = axis_sizes(found)
+    region.attrs["axes"] = region_axes(found)
+    region.notes["source"] = str(place(found.value) or "hand-built graph")
     if parts:
-        region.attrs["mask"] = _words(seen, origins, parts)
+        region.notes["mask"] = _words(seen, origins, parts)
     keep = keep_of(parts)
     if keep is not None:
-        region.attrs["keeps"] = show(keep)
-    region.attrs["cascade"] = {r.name: f"{r.op} over {found.stream.name} of {show(r.body)}" for r in found.cascade}
-    region.attrs["results"] = {e.node.name: f"[{', '.join(map(show, e.at))}] = {show(e.expr)}" for e in found.exits}
-    region.attrs["captures"] = tuple(n for n in found.loads if n not in (q, k, v))
-    region.attrs["source"] = str(place(found.value) or "hand-built graph")
-    region.attrs["semantics"] = Semantics(found)
-    region.inputs = [_value(found.loads[n], n) for n in dict.fromkeys((q, k, v)) if n in found.loads]
+        region.notes["keeps"] = show(keep)
+    scores = (f"{a.name} = sum over {a.over.name} of {show(a.row)} * {show(a.key)}" for a in found.atoms)
+    region.notes["scores"] = "\n".join(scores)
+    region.notes["cascade"] = "\n".join(f"{r.name} = {r.op} over {found.stream.name} of {show(r.body)}" for r in found.cascade)
+    results = (f"{e.node.name}[{', '.join(map(show, e.at))}] = {show(e.expr)}" for e in found.exits)
+    region.notes["results"] = "\n".join(results)
+    names = (*(n for n in dict.fromkeys((q, k, v)) if n in found.loads), *(n for n in found.loads if n not in (q, k, v)))
+    region.inputs = [_value(found.loads[n], n) for n in names]
     region.outputs = [_value(e.node, e.node.name) for e in found.exits]
+    region.meaning = found
     return region
-
-
-class Semantics:
-    """The recognised region itself, carried to the lowering pass."""
-
-    def __init__(self, found: Recognised) -> None:
-        self.found = found
-
-    def __str__(self) -> str:
-        return f"{len(self.found.inside)} ops, value contraction {self.found.value.name}"
 
 
 def _value(node: Node, name: str) -> MCValue:
@@ -126,14 +121,33 @@ def _value(node: Node, name: str) -> MCValue:
     return MCValue(name=name, shape=shape, dtype=mc_dtype(node.type.dtype))
 
 
-def _axes(found: Recognised) -> dict[str, str]:
+def axis_sizes(found: Recognised) -> dict[str, Expr]:
+    """The size symbols of a region's axes, and what they are in the sizes of the source graph: N rows, M streamed positions, n_b
+    for batch variable b. One kernel serves every length, as lengths are symbols also where the source has numbers."""
     e = found.extents
-    axes = {"sequence_length": show(e[found.stream]), "head_dim": ", ".join(show(a.width) for a in found.atoms)}
-    axes["query_length"] = show(e[found.row])
-    if found.columns:
-        axes["value_dim"] = ", ".join(show(e[c]) for c in found.columns)
-    axes["batch"] = ", ".join(f"{v.name} < {show(e[v])}" for v in found.batch) or "none"
-    return axes
+    rows = {} if is_one(e[found.row]) else {"N": e[found.row]}  # without a row axis in the graph there is one row
+    return {**rows, "M": e[found.stream], **{f"n_{v.name}": e[v] for v in found.batch}}
+
+
+def region_axes(found: Recognised) -> dict[str, RegionAxis]:
+    """The axes of a region under the names of their extents."""
+    e = found.extents
+    made = {
+        "sequence_length": RegionAxis("sequence", AxisRole.STREAM, found.stream, index("M")),
+        "query_length": RegionAxis("query", AxisRole.ROW, found.row, e[found.row] if is_one(e[found.row]) else index("N")),
+    }
+    for k, v in enumerate(dict.fromkeys(a.over for a in found.atoms)):
+        made["head_dim" + suffix(k)] = RegionAxis("head" + suffix(k), AxisRole.CONTRACTED, v, e[v])
+    for k, v in enumerate(found.columns):
+        made["value_dim" + suffix(k)] = RegionAxis("value" + suffix(k), AxisRole.COLUMN, v, e[v])
+    for v in found.batch:
+        made[f"batch_{v.name}"] = RegionAxis(f"batch_{v.name}", AxisRole.BATCH, v, index(f"n_{v.name}"))
+    return made
+
+
+def suffix(k: int) -> str:
+    """The end of the k-th name of a kind: none, 2, 3, …"""
+    return "" if k == 0 else str(k + 1)
 
 
 def roles(found: Recognised) -> tuple[str, str, str]:
