@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from aicf import driver
+from aicf.mcir.lowered import LoweredRegion
 from aicf.scalar import DType, integer, integer_const
 from aicf.semantic import GraphBuilder, Node
 from aicf.semantic.types import product as elements
-from aicf.streaming.recognise import Recognised
 
 from .regions import Build, check, streamed
 
@@ -296,8 +296,8 @@ def test_what_is_slower_in_the_tile_than_unfused_is_stored_and_named(monkeypatch
     """The cost model is asked again without the sums in the tile; the region streams all the same."""
     own = driver.decide
 
-    def declining(found: Recognised, *rest: Any) -> driver.Decision:
-        return replace(own(found, *rest), fuse=bool(found.stored), reason="the tile is too slow")
+    def declining(region: LoweredRegion, *rest: Any) -> driver.Decision:
+        return replace(own(region, *rest), fuse="bias" in region.tensors, reason="the tile is too slow")
 
     made, existed = check(over_pairs)
     assert [r.stored for r in made.regions] == [()] and no_pairs(existed)
