@@ -28,7 +28,7 @@ def test_sums_of_either_sign(sign: float):
     keep[7] = False  # 0 / 0
     with torch.no_grad():
         eager = signed(q, k, v, z, keep)
-        exact = signed(*(x.double() for x in (q, k, v, z)), keep)
+        exact = signed(q.double(), k.double(), v.double(), z.double(), keep)
         got = aicf.compile(signed, fuse="always", rest="eager", require="streamed")(q, k, v, z, keep)
     assert torch.equal(got.isnan(), eager.isnan()) and bool(eager.isnan().any()) and not bool(eager.isnan().all())
     assert_contract(got.nan_to_num().numpy(), eager.nan_to_num().numpy(), exact.nan_to_num().numpy(), "f32")

@@ -172,7 +172,8 @@ def _launch(entry: Entry, executable: DeviceExecutable, inputs: list[torch.Tenso
         executable.launch(inputs, made, chosen, empty)
         return made
     with torch.cuda.device(device):
-        executable.launch(inputs, made, chosen, empty, checked=not torch.cuda.is_current_stream_capturing())
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        executable.launch(inputs, made, chosen, empty, checked=not capturing)
     return made
 
 
