@@ -1,6 +1,6 @@
 """Timing and memory of several ways to run the same call, side by side in one process.
 
-Time: every contender in turn (aicf.frontends.torch.bench.timing); the best call of each counts.
+Time: every contender in turn (aicf.bench.timing); the best call of each counts.
 
 Memory: what one call needs on top of what the process held before it. Each contender has run before, so compiled code and the
 libraries' buffers are there; the allocator gives back what is free; the kernel's high-water mark of resident memory (VmHWM) is
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aicf.frontends.torch.bench.timing import LEAST, interleaved
+from aicf.bench.timing import LEAST, interleaved
 
 Call = Callable[[], Any]
 

@@ -24,11 +24,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from aicf.bench.cases import CASES, Size, make_inputs
+from aicf.bench.search import sites
+from aicf.bench.timing import clock_for, interleaved
 from aicf.driver import Options, rescheduled
-from aicf.frontends.torch.backend import has_compiler
-from aicf.frontends.torch.bench.cases import CASES, Size, make_inputs
-from aicf.frontends.torch.bench.timing import clock_for, interleaved
-from aicf.frontends.torch.tuning import sites
+from aicf.frontends.torch.run.rest import has_compiler
 from aicf.runtime import native
 from aicf.runtime.executable import ArrayRef
 from benchmarks.contenders import extra_peak

@@ -29,10 +29,10 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from aicf.bench import cases as bench
+from aicf.bench.contenders import prepare
+from aicf.bench.measure import Reference
 from aicf.frontends.torch import api
-from aicf.frontends.torch.bench import cases as bench
-from aicf.frontends.torch.bench.contenders import prepare
-from aicf.frontends.torch.bench.measure import Reference
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.backends.triton.cases import OWN, SQUARE, shared

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from aicf.frontends.torch.backend import has_compiler
+from aicf.frontends.torch.run.rest import has_compiler
 from aicf.report import GraphReport, Report
 from benchmarks import contenders, zoo
 

@@ -23,7 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aicf
-from aicf.frontends.torch.bench.timing import interleaved
+from aicf.bench.timing import interleaved
 from benchmarks import session, zoo
 
 DEMO = ("bert", "gpt2", "vit")

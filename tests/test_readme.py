@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("torch")
 
 from aicf.cli.main import parser
-from aicf.frontends.torch.backend import OPTIONS
+from aicf.frontends.torch.options import OPTIONS
 from tests.tracked import ROOT, python_files
 
 TEXT = (ROOT / "README.md").read_text()

@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from aicf.bench.cases import Size
 from aicf.cli.bench import parse_size, selected
 from aicf.cli.main import main, parser
-from aicf.frontends.torch.bench.cases import Size
 
 MODEL = Path(__file__).parent / "model.py"
 # Two contenders that need no compiler; one round; the smallest sizes that make tiles.

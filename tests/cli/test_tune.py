@@ -13,11 +13,11 @@ pytest.importorskip("torch")
 
 import torch
 
+from aicf.bench.cases import CASES, Size, make_inputs
+from aicf.bench.search import distinct, sites
 from aicf.cli.main import main
 from aicf.cli.tune import verdict
 from aicf.frontends.torch import api
-from aicf.frontends.torch.bench.cases import CASES, Size, make_inputs
-from aicf.frontends.torch.tuning import distinct, sites
 from aicf.schedule import grid
 from tests.contract import assert_contract
 

@@ -13,8 +13,9 @@ import torch
 from torch._dynamo.utils import counters
 
 from aicf.driver import RegionResult
-from aicf.frontends.torch.backend import aicf_backend, is_parameter
-from aicf.frontends.torch.retrace import retrace
+from aicf.frontends.torch.backend import aicf_backend
+from aicf.frontends.torch.capture.retrace import retrace
+from aicf.frontends.torch.pipeline import is_parameter
 from aicf.report import GraphReport
 from aicf.scalar import DType
 from tests.contract import assert_contract, errors

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from aicf.frontends.torch.retrace import trace
+from aicf.frontends.torch.capture.retrace import trace
 from tests.corpus.blocks import attention_blocks
 from tests.corpus.measure import measure
 

@@ -33,10 +33,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from aicf.driver import Options, RegionResult, compile_graph
-from aicf.frontends.torch.reader import Reading, read
-from aicf.frontends.torch.region_op import REGION, size_names
-from aicf.frontends.torch.retrace import trace
-from aicf.frontends.torch.rewrite import rewrite
+from aicf.frontends.torch.capture.retrace import trace
+from aicf.frontends.torch.read.reader import Reading, read
+from aicf.frontends.torch.rewrite.replace import rewrite
+from aicf.frontends.torch.run.region_op import REGION, size_names
 from aicf.kernel import allocate, run_kernel
 from aicf.mcir.passes.streaming_lowering import detected_meaning
 from aicf.scalar import DType, Expr, Load, evaluate, integer

@@ -10,9 +10,9 @@ import torch
 
 from aicf.backends.llvm import host_target
 from aicf.backends.llvm.codegen.module import buffer_bytes
+from aicf.bench.cases import CASES, Case, Size, make_inputs
+from aicf.bench.search import sites
 from aicf.driver import Options, rescheduled
-from aicf.frontends.torch.bench.cases import CASES, Case, Size, make_inputs
-from aicf.frontends.torch.tuning import sites
 
 LIMIT = 4 << 20
 TOKENS = 88  # a number that no other size has

@@ -9,15 +9,15 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from aicf.bench import grid, results
+from aicf.bench.cases import CASES, Case, Size
+from aicf.bench.contenders import NAMES, WHAT
+from aicf.bench.measure import Row, measure
 from aicf.cli.errors import FAILED, OK, CommandError
 from aicf.cli.progress import say
 from aicf.cli.silence import users_prints_dropped
 from aicf.cli.source import load_callable
-from aicf.frontends.torch.bench import grid, results
-from aicf.frontends.torch.bench.cases import CASES, Case, Size
-from aicf.frontends.torch.bench.contenders import NAMES, WHAT
-from aicf.frontends.torch.bench.measure import Row, measure
-from aicf.frontends.torch.inputs import DTYPES
+from aicf.frontends.torch.random_inputs import DTYPES
 
 EXAMPLE_SIZE = "1x8x1024x64"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
+from aicf.bench.measure import Row
 from aicf.cli.errors import CommandError
-from aicf.frontends.torch.bench.measure import Row
 
 _COLOURS = {"eager": "#9a9a9a", "compile": "#d98c3f", "sdpa": "#4f86c6", "flex": "#6aa86a"}
 _TITLES = {"eager": "eager", "compile": "torch.compile", "sdpa": "SDPA", "flex": "Flex Attention"}

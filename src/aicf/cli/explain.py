@@ -11,7 +11,7 @@ from aicf.cli.progress import say
 from aicf.cli.silence import users_prints_dropped
 from aicf.cli.source import load_callable, split, where
 from aicf.frontends.torch import api
-from aicf.frontends.torch.inputs import call_error, inference
+from aicf.frontends.torch.diagnostics.call_errors import call_error, inference
 from aicf.runtime.device import DeviceExecutable
 from aicf.schedule.target import Target, named_target
 

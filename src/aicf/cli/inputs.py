@@ -18,7 +18,7 @@ from typing import Any
 from aicf.cli.errors import CommandError
 from aicf.cli.silence import users_prints_dropped
 from aicf.cli.source import load_callable, split
-from aicf.frontends.torch.inputs import DTYPES, random_tensor
+from aicf.frontends.torch.random_inputs import DTYPES, random_tensor
 
 
 @dataclass(frozen=True)

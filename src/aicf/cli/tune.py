@@ -7,12 +7,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from aicf.bench.cases import make_inputs
+from aicf.bench.search import Outcome, Site, distinct, keep, search, sites
 from aicf.cli.bench import selected
 from aicf.cli.errors import FAILED, OK, CommandError
 from aicf.cli.progress import say
 from aicf.cli.silence import users_prints_dropped
-from aicf.frontends.torch.bench.cases import make_inputs
-from aicf.frontends.torch.tuning import Outcome, Site, distinct, keep, search, sites
 from aicf.runtime.cache import cache_dir
 from aicf.schedule import describe, host_target
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from aicf.backends.triton.launch import GpuKernel
-from aicf.frontends.torch.symbols import TORCH_DTYPE
+from aicf.frontends.torch.fx.symbols import TORCH_DTYPE
 from aicf.kernel import Kernel, allocate
 from aicf.scalar import DType
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aicf.backends.triton.launch import interpreting
-from aicf.frontends.torch.devices import nearest
+from aicf.frontends.torch.run.devices import nearest
 
 from .test_offline import region
 

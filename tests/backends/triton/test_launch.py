@@ -13,7 +13,7 @@ import torch
 
 from aicf.backends.triton import emit
 from aicf.backends.triton.launch import GpuKernel, options
-from aicf.frontends.torch import region_op
+from aicf.frontends.torch.run import region_op
 from aicf.kernel import Kernel
 from aicf.kernel.placement import placed
 from aicf.runtime.device import CALLS, DeviceExecutable

@@ -12,7 +12,8 @@ from aicf.backends.triton import emit
 from aicf.backends.triton.build import Artifact, compile_offline
 from aicf.backends.triton.launch import interpreting
 from aicf.driver import RegionResult
-from aicf.frontends.torch.backend import backend_options, streamed_module
+from aicf.frontends.torch.options import backend_options
+from aicf.frontends.torch.pipeline import streamed_module
 from aicf.report import GraphReport
 from aicf.runtime.device import DeviceExecutable
 from aicf.scalar import DType

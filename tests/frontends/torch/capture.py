@@ -12,8 +12,8 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from aicf.frontends.torch.reader import Reading, read
-from aicf.frontends.torch.retrace import retrace, trace
+from aicf.frontends.torch.capture.retrace import retrace, trace
+from aicf.frontends.torch.read.reader import Reading, read
 from aicf.scalar import numpy_dtype
 from aicf.semantic import Graph, Node, run_graph
 

@@ -20,11 +20,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aicf.backends.llvm import build as build_module
 from aicf.backends.llvm import launch
+from aicf.bench.cases import CASES, Size, make_inputs
 from aicf.driver import Options, compile_graph
-from aicf.frontends.torch import region_op
-from aicf.frontends.torch.bench.cases import CASES, Size, make_inputs
-from aicf.frontends.torch.reader import read
-from aicf.frontends.torch.rewrite import rewrite
+from aicf.frontends.torch.read.reader import read
+from aicf.frontends.torch.rewrite.replace import rewrite
+from aicf.frontends.torch.run import region_op
 from aicf.runtime import executable, native
 from tests.backends.llvm.paths import PATHS
 from tests.contract import assert_contract

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import aicf
 from aicf.frontends.torch.backend import aicf_backend
-from aicf.frontends.torch.region_op import REGION
+from aicf.frontends.torch.run.region_op import REGION
 from aicf.report import GraphReport
 from tests.contract import assert_contract
 

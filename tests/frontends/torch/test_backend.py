@@ -14,8 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aicf import driver
-from aicf.frontends.torch import backend, reader
-from aicf.frontends.torch.context import DROPOUT
+from aicf.frontends.torch import pipeline
+from aicf.frontends.torch.options import backend_options
+from aicf.frontends.torch.read import reader
+from aicf.frontends.torch.read.context import DROPOUT
+from aicf.frontends.torch.run import rest
 from aicf.report import GraphReport
 
 INF = float("inf")
@@ -428,7 +431,7 @@ def test_a_failing_retrace_leaves_the_graph_alone(monkeypatch: pytest.MonkeyPatc
     def broken(*args: Any) -> Any:
         raise RuntimeError("no trace today")
 
-    monkeypatch.setattr(backend, "retrace", broken)
+    monkeypatch.setattr(pipeline, "retrace", broken)
     compiled = Compiled(attention)
     close(compiled(*qkv()), attention(*qkv()))
     assert [g.problem for g in compiled.reports] == ["RuntimeError: no trace today"]
@@ -438,7 +441,7 @@ def test_a_failing_compilation_leaves_the_graph_alone(monkeypatch: pytest.Monkey
     def broken(*args: Any) -> Any:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(backend, "rewrite", broken)
+    monkeypatch.setattr(pipeline, "rewrite", broken)
     compiled = Compiled(attention)
     close(compiled(*qkv()), attention(*qkv()))
     assert compiled.statuses == ["refused"]
@@ -447,10 +450,10 @@ def test_a_failing_compilation_leaves_the_graph_alone(monkeypatch: pytest.Monkey
 
 def test_without_a_compiler_the_rest_runs_eagerly_with_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> str:
-        raise backend.InvalidCxxCompiler
+        raise rest.InvalidCxxCompiler
 
-    monkeypatch.setattr(backend, "get_cpp_compiler", missing)
-    monkeypatch.setattr(backend, "_COMPILER", [])
+    monkeypatch.setattr(rest, "get_cpp_compiler", missing)
+    monkeypatch.setattr(rest, "_COMPILER", [])
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         for attend in (attention, causal):
@@ -469,7 +472,7 @@ def test_where_nothing_is_left_nothing_else_compiles(monkeypatch: pytest.MonkeyP
     def never(*args: Any) -> Any:
         raise AssertionError("Inductor was asked")
 
-    monkeypatch.setattr(backend, "through_inductor", never)
+    monkeypatch.setattr(rest, "through_inductor", never)
 
     def heads(x: Any) -> Any:
         q, k, v = x.unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
@@ -519,7 +522,7 @@ def test_negated_tensors_are_read_negated() -> None:
 )
 def test_bad_options_are_named(options: dict[str, Any], part: str) -> None:
     with pytest.raises(ValueError, match=part.replace("(", r"\(")):
-        backend.backend_options(options)
+        backend_options(options)
 
 
 def test_float64_is_refused_and_right() -> None:
@@ -568,7 +571,7 @@ def test_scores_changed_in_place_are_not_computed_twice() -> None:
     seen: list[Any] = []
 
     def note(gm: torch.fx.GraphModule, given: list[Any]) -> Any:
-        _, module = backend.streamed_module(gm, given, backend.backend_options({"fuse": "always"}))
+        _, module = pipeline.streamed_module(gm, given, backend_options({"fuse": "always"}))
         assert module is not None
         seen.extend(str(n.target) for n in module.graph.nodes if n.op == "call_function")
         return module.forward

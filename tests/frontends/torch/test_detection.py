@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aicf.driver import Options, RegionResult, compile_graph
-from aicf.frontends.torch.reader import read
+from aicf.frontends.torch.read.reader import read
 from aicf.mcir.passes.streaming_lowering import detected_meaning
 
 from .capture import capture_directly

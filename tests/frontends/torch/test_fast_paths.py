@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aicf.frontends.torch.decompose import TABLE
+from aicf.frontends.torch.capture.decompose import TABLE
 from tests.contract import assert_contract
 from tests.frontends.torch.test_backend import Compiled
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from aicf.frontends.torch.backend import has_compiler
+from aicf.frontends.torch.run.rest import has_compiler
 from aicf.report import GraphReport
 
 RESTS = ["eager", pytest.param("inductor", marks=pytest.mark.skipif(not has_compiler(), reason="no C++ compiler"))]

@@ -11,8 +11,8 @@ import torch._inductor.config as inductor_config
 from torch import Tensor
 from torch._inductor.exc import InductorError
 
-from aicf.frontends.torch.backend import has_compiler
-from aicf.frontends.torch.inductor import ExactPatterns
+from aicf.frontends.torch.run.inductor import ExactPatterns
+from aicf.frontends.torch.run.rest import has_compiler
 from aicf.report import GraphReport
 from tests.contract import assert_contract
 
@@ -137,7 +137,7 @@ def test_without_a_place_for_its_files_the_rest_runs_eagerly(streams_too: bool, 
     def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return ((q @ k.mT / 4).softmax(-1 if streams_too else -2) @ v).cumsum(-1)
 
-    monkeypatch.setattr("aicf.frontends.torch.inductor.compile_fx", refused)
+    monkeypatch.setattr("aicf.frontends.torch.run.inductor.compile_fx", refused)
     args = made(*SQUARE)
     reports: list[GraphReport] = []
     with pytest.warns(UserWarning, match="no place for its files .PermissionError"):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from aicf.frontends.torch.layouts import Order, memory_order
-from aicf.frontends.torch.retrace import trace
+from aicf.frontends.torch.capture.retrace import trace
+from aicf.frontends.torch.rewrite.layouts import Order, memory_order
 
 ROWS = (0, 1, 2, 3)
 HEADS_LAST = (0, 2, 1, 3)

@@ -14,8 +14,8 @@ from torch._subclasses import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import aicf
-from aicf.frontends.torch.reader import Reading, read
-from aicf.frontends.torch.retrace import trace
+from aicf.frontends.torch.capture.retrace import trace
+from aicf.frontends.torch.read.reader import Reading, read
 from aicf.mcir import AttentionPatternPass
 from aicf.mcir.passes.streaming_lowering import detected_meaning
 from aicf.scalar import Load, evaluate, variables, walk

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import aicf
-from aicf.frontends.torch import notices
+from aicf.frontends.torch.diagnostics import notices
 
 OPTIONS: Any = {"fuse": "always", "rest": "eager", "threads": 1}
 HERE = Path(__file__).name

@@ -199,7 +199,7 @@ def test_what_the_fused_form_does_slower_is_declined_in_words() -> None:
     one = capture_directly(plain, q, k, v)
     options = Options(fuse="auto", threads=1, schedule="tile_m=1,tile_n=1")
     (r,) = compile_graph(one.reading.graph, options, frozenset(one.reading.anchors)).regions
-    assert r.status == "declined" and r.reason.endswith("not fused")
+    assert r.status == "declined" and r.reason.endswith("not streamed")
 
 
 def test_a_fallback_is_told_with_its_memory_and_is_an_error_on_request() -> None:

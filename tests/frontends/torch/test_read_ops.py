@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aicf.frontends.torch.context import DROPOUT
+from aicf.frontends.torch.read.context import DROPOUT
 
 from .capture import capture, capture_directly, check
 

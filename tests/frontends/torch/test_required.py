@@ -15,8 +15,8 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import aicf
-from aicf.frontends.torch import notices
-from aicf.frontends.torch.undisturbed import undisturbed
+from aicf.frontends.torch.capture.torch_state import undisturbed
+from aicf.frontends.torch.diagnostics import notices
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

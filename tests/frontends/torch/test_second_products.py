@@ -15,8 +15,8 @@ from torch import Tensor
 
 import aicf
 from aicf.driver import Options, RegionResult, compile_graph
-from aicf.frontends.torch.reader import read
-from aicf.frontends.torch.rewrite import rewrite
+from aicf.frontends.torch.read.reader import read
+from aicf.frontends.torch.rewrite.replace import rewrite
 from tests.contract import assert_contract
 from tests.frontends.torch.capture import capture_directly
 from tests.frontends.torch.streamed import SMALL

@@ -8,13 +8,13 @@ from typing import Any, Literal
 import torch
 
 from aicf.errors import NotStreamed
+from aicf.frontends.torch.capture.graph_breaks import Breaks
+from aicf.frontends.torch.diagnostics.call_errors import call_error, errors_unlogged, parameters, plainly
+from aicf.frontends.torch.diagnostics.required import missed, watched
 from aicf.report import GraphReport, Report
 from aicf.schedule.target import Target
 
-from .backend import OPTIONS, backend_options
-from .breaks import Breaks
-from .inputs import call_error, errors_unlogged, parameters, plainly
-from .required import missed, watched
+from .options import OPTIONS, backend_options
 
 __all__ = ["NotStreamed", "Report", "compile", "explain"]
 

@@ -1,0 +1,1 @@
+"""Measurements: what `aicf bench` times, and how `aicf tune` searches for schedules."""

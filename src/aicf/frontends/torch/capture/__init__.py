@@ -1,0 +1,1 @@
+"""From Dynamo's module to one flat ATen graph."""

@@ -1,0 +1,47 @@
+"""Python floats that are known only when the graph runs, as tensors that a kernel can load.
+
+    %item = aten.item(%scale)                        %item = aten.item(%scale)
+    %s = aten.mul.Tensor(%scores, %item)      ->     %one = aten.scalar_tensor(1.0)
+                                                     %float32 = aten.mul.Tensor(%one, %item)
+                                                     %s = aten.mul.Tensor(%scores, %item)
+
+Dynamo gives a float that changes between calls (under `dynamic=True`: any float) as a tensor of rank 0 and takes its item. What
+PyTorch makes of such a number where it meets a float32 tensor, `meta["float32"]` of its node holds as a tensor of rank 0. It is
+a product because Inductor follows numbers through arithmetic, and compiles anew for every value that meets anything else.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses import FakeTensorMode
+
+from aicf.frontends.torch.fx.symbols import Unreadable, from_symbolic
+
+aten = torch.ops.aten
+
+
+def floats_as_tensors(gm: torch.fx.GraphModule, mode: FakeTensorMode) -> None:
+    """Adds the tensors of the floats of `gm` that don't follow from sizes, in place. `gm` is ATen, with `meta["val"]` of `mode`;
+    what nothing comes to read is dead code."""
+    for node in list(gm.graph.nodes):
+        value = node.meta.get("val")
+        met = [u.meta["val"] for u in node.users if isinstance(u.meta.get("val"), torch.Tensor)]
+        if node.op == "call_function" and isinstance(value, torch.SymFloat) and met and not _follows_from_sizes(value):
+            device = next((x.device for x in met if x.device.type != "cpu"), met[0].device)
+            with gm.graph.inserting_after(node):
+                one = gm.graph.call_function(aten.scalar_tensor.default, (1.0,), {"dtype": torch.float32, "device": device})
+            with gm.graph.inserting_after(one):
+                made = gm.graph.call_function(aten.mul.Tensor, (one, node))
+            with mode:
+                one.meta["val"] = made.meta["val"] = aten.scalar_tensor.default(1.0, dtype=torch.float32, device=device)
+            for x in (one, made):
+                x.meta.update({k: v for k, v in node.meta.items() if k in ("stack_trace", "seq_nr", "from_node")})
+            node.meta["float32"] = made
+
+
+def _follows_from_sizes(value: torch.SymFloat) -> bool:
+    try:
+        from_symbolic(value)
+    except Unreadable:
+        return False
+    return True

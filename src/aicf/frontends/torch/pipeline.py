@@ -1,0 +1,165 @@
+"""From one graph of Dynamo's to the rewritten graph, in which each streamed region is one call.
+
+    Dynamo's graph --capture--> ATen graph --read--> Semantic graph --driver--> regions --rewrite--> ATen graph with calls
+
+What cannot be taken leaves the graph as it came, with the reason in the report.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from aicf.driver import RegionResult, compile_graph
+from aicf.frontends.torch.capture.equal_sizes import settle_equal_sizes
+from aicf.frontends.torch.capture.marked_sizes import marked_sizes, say_marked
+from aicf.frontends.torch.capture.retrace import retrace
+from aicf.frontends.torch.diagnostics.failures import error_line, refuse_all
+from aicf.frontends.torch.fx.locations import location_of, op_name
+from aicf.frontends.torch.read.reader import Reading, read
+from aicf.frontends.torch.rewrite.gradients import Gradients
+from aicf.frontends.torch.rewrite.replace import misplaced, rewrite
+from aicf.frontends.torch.run.devices import for_device
+from aicf.report import GraphReport
+from aicf.scalar import variables
+
+from .options import BackendOptions
+
+Module = torch.fx.GraphModule
+MAX_WIDTHS = 3  # how often sizes are fixed: a refusal names one at a time
+MAX_CUTS = 4  # how often regions are cut anew when one cannot be called where it was cut
+log = logging.getLogger("aicf")
+
+GRADIENT = "a gradient is asked of it, and gradients are not derived yet: call it under torch.no_grad() or torch.inference_mode()"
+DIFFERENTIATED = "a gradient is taken inside of it (torch.func), and gradients are not derived yet"
+
+
+def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) -> tuple[GraphReport, Module | None]:
+    """What streams in `gm`, and the rewritten module (None when nothing streams). Leaves `gm` alone; never raises."""
+    report = GraphReport()
+    try:
+        traced, reading = _compiled(gm, inputs, options, report)
+        for _ in range(MAX_WIDTHS):
+            marked = marked_sizes(traced, inputs)
+            if not specialise_widths(reading, report.regions, marked):
+                say_marked(report.regions, marked)
+                break
+            traced, reading = _compiled(gm, inputs, options, report)
+        report.regions = in_order(reading, [*report.regions, *attention_ops(reading)])
+        gradients = Gradients(gm, inputs)
+        refuse_gradients(traced, reading, report.regions, gradients)
+        # A reduction of scores is missed by nobody: PyTorch computes it as it would have.
+        report.regions = [r for r in report.regions if r.kind == "attention" or r.reason != GRADIENT]
+        if not rewrite(traced, reading, report.regions):
+            return report, None
+        gradients.detach_regions(traced)
+        return report, traced
+    except Exception as e:
+        # The model's result comes first: the graph runs as it is, and the reason is reported.
+        report.problem = DIFFERENTIATED if differentiates(gm) else error_line(e)
+        refuse_all(report)
+        log.debug("a graph is left to PyTorch: %s", report.problem, exc_info=True)  # `notices` warns of it
+        return report, None
+
+
+def differentiates(gm: Module) -> bool:
+    """Whether a transform of torch.func takes a gradient in the graph itself; no trace goes through that."""
+    return any(getattr(n.target, "__name__", "") == "_autograd_grad" for n in gm.graph.nodes)
+
+
+# Ops that are an attention as a whole, of PyTorch's and of others', by what they are called.
+_ATTENTION = re.compile(r"attention|attn|multi_head|transformer_encoder_layer", re.IGNORECASE)
+_NO_ATTENTION = re.compile(r"bias|mask|backward", re.IGNORECASE)
+
+
+def attention_ops(reading: Reading) -> list[RegionResult]:
+    """The attentions that are one op which is not followed, refused with the reason."""
+    found: dict[torch.fx.Node, RegionResult] = {}
+    for node, why in reading.boundaries.items():
+        fx = reading.anchors[node][0].fx if node in reading.anchors else None
+        if fx is not None and fx.target is operator.getitem and isinstance(fx.args[0], torch.fx.Node):
+            fx = fx.args[0]
+        name = "" if fx is None else op_name(fx)
+        if fx is not None and _ATTENTION.search(name) and not _NO_ATTENTION.search(name):
+            found.setdefault(fx, RegionResult("refused", why, location_of(fx), node.name))
+    return list(found.values())
+
+
+def in_order(reading: Reading, regions: Sequence[RegionResult]) -> list[RegionResult]:
+    """Regions in the order of the program."""
+    order = {node.name: k for k, node in enumerate(reading.graph.nodes)}
+    return sorted(regions, key=lambda r: order.get(r.name, 0))
+
+
+def _compiled(gm: Module, inputs: Sequence[Any], options: BackendOptions, report: GraphReport) -> tuple[Module, Reading]:
+    traced = retrace(gm, inputs)
+    settle_equal_sizes(traced, marked_sizes(traced, inputs))
+    reading = read(traced, [is_parameter(x) for x in inputs], strict=options.driver.strict)
+    report.graph = reading.graph
+    report.boundaries = [(node.name, why) for node, why in reading.boundaries.items()]
+    anchors = frozenset(reading.anchors)
+    for _ in range(MAX_CUTS):
+        driver, hints = for_device(options.driver, inputs), size_hints(reading)
+        found = compile_graph(reading.graph, driver, anchors, reading.parameters, hints, _fault)
+        report.regions = found.regions
+        unfit = misplaced(traced, reading, report.regions)
+        if not unfit:
+            break
+        anchors -= unfit
+    return traced, reading
+
+
+def _fault(e: Exception) -> str:
+    log.debug("an attention is left to PyTorch: %s", error_line(e), exc_info=True)  # `notices` warns of it
+    return f"AICF itself fails on it, which is an error to report ({error_line(e)})"
+
+
+def specialise_widths(reading: Reading, regions: Sequence[RegionResult], marked: Collection[str] = ()) -> bool:
+    """Fixes sizes that kernels want to know, where something is refused: those of heads and values that a refusal names, and
+    those that are only ever the last dimension of a floating point input. The graph is then compiled again for another width.
+    `marked`: sizes that must not be fixed. Returns whether there was any."""
+    if not any(r.status == "refused" for r in regions):
+        return False
+    last: dict[str, Any] = {}
+    elsewhere: dict[str, Any] = {}
+    for node in reading.positions:
+        value = node.meta.get("val")
+        if node.op != "placeholder" or not isinstance(value, torch.Tensor):
+            continue
+        for axis, d in enumerate(value.shape):
+            if isinstance(d, torch.SymInt):
+                name = str(d.node.expr)
+                (last if axis == value.dim() - 1 >= 2 and value.is_floating_point() else elsewhere)[name] = d
+    named = {v.name for r in regions if r.unknown is not None for v in variables(r.unknown)}
+    sizes = {name: d for name, d in {**last, **elsewhere}.items() if not {str(s) for s in d.node.expr.free_symbols} & set(marked)}
+    widths = [d for name, d in sizes.items() if name in named or name not in elsewhere]
+    for d in widths:
+        int(d)  # leaves a guard with Dynamo: this size and no other
+    return bool(widths)
+
+
+def refuse_gradients(traced: Module, reading: Reading, regions: Sequence[RegionResult], gradients: Gradients) -> None:
+    """Refuses streamed regions of whose results a gradient is asked."""
+    for r in regions:
+        if r.status == "streamed" and any(gradients.is_asked(reading.anchors[node][0].fx) for node in r.outputs):
+            r.refuse(GRADIENT)
+
+
+def is_parameter(x: Any) -> bool:
+    return isinstance(x, torch.nn.Parameter) or getattr(x, "_dynamo_static_input_type", None) is not None
+
+
+def size_hints(reading: Reading) -> dict[str, int]:
+    """The sizes that this call has, as hints for the cost model."""
+    found: dict[str, int] = {}
+    for name, (node, axis) in reading.sizes.items():
+        value: Any = node.meta["val"]
+        symbol = value if axis is None else value.shape[axis]
+        if isinstance(symbol, torch.SymInt) and symbol.node.has_hint():
+            found[name] = int(symbol.node.hint)
+    return found

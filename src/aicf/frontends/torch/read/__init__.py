@@ -1,0 +1,1 @@
+"""From the ATen graph to a Semantic graph."""

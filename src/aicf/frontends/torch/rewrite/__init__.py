@@ -1,0 +1,1 @@
+"""The ATen graph with each streamed region replaced by one call."""

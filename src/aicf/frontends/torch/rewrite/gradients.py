@@ -1,0 +1,111 @@
+"""Of which tensors of a graph a gradient is asked: those that autograd would record and that something returned depends on.
+
+    with torch.no_grad(): y = attention(q, k, v)      not asked: nothing is recorded
+    y = attention(frozen(x))                          not asked: neither x nor the weights require a gradient
+    y = attention(q, k, v).detach()                   not asked: what is recorded ends there
+    y = attention(proj(x))                            asked, through the weights of proj
+
+Dynamo has run every node of its graph on fakes, in the modes of the program, so that its tensors tell whether they require a
+gradient. Nodes of the graph that is traced again say from which one they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from aicf.frontends.torch.capture.flex_mods import FLEX
+from aicf.frontends.torch.run.region_op import REGION
+
+_DETACH = torch.ops.aten.detach.default
+_IN_PLACE = ("setitem", "__setitem__")
+_HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_")
+
+
+class Gradients:
+    """What autograd does with one graph of Dynamo's, `gm`, called with `inputs`."""
+
+    def __init__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+        self.recorded = {n.name for n in gm.graph.nodes if n.op not in ("placeholder", "output") and _requires(n, gm)}
+        self.given = [isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
+        # Bodies of higher-order ops (checkpoints, custom functions) become a part of the graph, with names of their own, and what
+        # they or hooks do to a gradient does not: where they are in a gradient's way, nothing of the graph may be replaced.
+        self.bodies = any(_has_body(n) for n in gm.graph.nodes)
+        self.in_the_way = any((_has_body(n) and n.name in self.recorded) or n.target in _HOOKS for n in gm.graph.nodes)
+        self.asked = _asked(gm, self.recorded)
+
+    def is_asked(self, node: torch.fx.Node) -> bool:
+        """Whether a gradient is asked of what `node` computes, a node of the graph that is traced from `gm`."""
+        return bool(self.asked) and (self.in_the_way or _origin(node) in (self.asked | {None}))
+
+    def detach_regions(self, traced: torch.fx.GraphModule) -> None:
+        """Makes every region of `traced` read detached tensors where they require a gradient: none is asked of what it computes,
+        and it may stand outside of the program's `no_grad`."""
+        if not (self.recorded or any(self.given) or any(p.requires_grad for p in traced.parameters())):
+            return
+        order = {n: k for k, n in enumerate(traced.graph.find_nodes(op="placeholder"))}
+        for call in traced.graph.find_nodes(op="call_function", target=REGION):
+            read: Any = call.args[1]
+            with traced.graph.inserting_before(call):
+                made = [_detached(traced, x) if self._may_require(traced, x, order) else x for x in read]
+            call.args = (call.args[0], made, call.args[2])
+        traced.recompile()
+
+    def _may_require(self, traced: torch.fx.GraphModule, node: torch.fx.Node, order: dict[torch.fx.Node, int]) -> bool:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
+            return False
+        if node.op == "placeholder":
+            return self.given[order[node]]
+        if node.op == "get_attr":
+            return bool(getattr(getattr(traced, str(node.target), None), "requires_grad", True))
+        return self.bodies or _origin(node) in (self.recorded | {None})
+
+
+def _detached(traced: torch.fx.GraphModule, node: torch.fx.Node) -> torch.fx.Node:
+    made = traced.graph.call_function(_DETACH, (node,))
+    made.meta = dict(node.meta)
+    return made
+
+
+def _origin(node: torch.fx.Node) -> str | None:
+    sources: Any = node.meta.get("from_node")
+    return str(sources[-1].name) if sources else None
+
+
+def _requires(node: torch.fx.Node, gm: torch.fx.GraphModule) -> bool:
+    value = getattr(gm, str(node.target), None) if node.op == "get_attr" else node.meta.get("example_value")
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in _flat(value))
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for x in value:  # type: ignore[reportUnknownVariableType]
+            yield from _flat(x)
+    else:
+        yield value
+
+
+def _asked(gm: torch.fx.GraphModule, recorded: set[str]) -> set[str]:
+    """Of the `recorded` nodes those that a result depends on through recorded nodes; all of them where tensors are changed in
+    place, since what reads them then need not be a user of what was written."""
+    if any(_changes(n) for n in gm.graph.nodes):
+        return set(recorded)
+    found: set[str] = set()
+    for node in reversed(gm.graph.nodes):
+        if node.name in recorded and any(u.op == "output" or u.name in found for u in node.users):
+            found.add(node.name)
+    return found
+
+
+def _has_body(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target is not FLEX
+
+
+def _changes(node: torch.fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    own = name.rpartition(".")[2]
+    in_place = (own.endswith("_") and not own.endswith("__")) or own in _IN_PLACE or own.startswith("__i")
+    return node.op in ("call_function", "call_method") and (in_place or "out" in node.kwargs)

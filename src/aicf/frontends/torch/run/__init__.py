@@ -1,0 +1,1 @@
+"""What runs when the compiled graph is called: the region op, and Inductor for the rest."""

@@ -1,0 +1,122 @@
+"""Tiles of a call whose mask depends on tensors, counted from what these hold: for explanations, which have a call's tensors.
+
+Only what the mask's tensors are made of is computed, before the call itself runs; no attention is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from aicf.driver import RegionResult
+from aicf.report import GraphReport
+from aicf.runtime.device import DeviceExecutable
+from aicf.scalar import Load, walk
+
+from .region_op import REGION, size_names
+
+EAGER_BYTES = 1 << 30  # scores that the call of an explanation may write to memory
+MOST_READ = 1 << 27  # elements of a mask
+log = logging.getLogger("aicf")
+
+
+@torch.no_grad()
+def count_tiles(module: GraphModule, regions: Sequence[RegionResult], values: Sequence[Any]) -> None:
+    """Fills in `tiles` of the streamed `regions` of a rewritten graph where they depend on tensors, for `module(*values)`. They
+    stay None where a mask's tensor is the result of another region, is changed in place, or is too large."""
+    calls = [n for n in module.graph.nodes if n.target is REGION]
+    streamed = [r for r in regions if r.status == "streamed"]
+    with torch.random.fork_rng(devices=[]):
+        for call, region in zip(calls, streamed, strict=True):
+            if region.tiles is None and region.executable is not None:
+                _count(module, call, region, values)
+
+
+def explained_call(gm: GraphModule, rewritten: GraphModule | None, report: GraphReport) -> Callable[..., Any]:
+    """`gm` as it is, or its regions streamed where that would take a lot of memory; its first call's tensors say how many tiles
+    are skipped."""
+    report.rest = "eager"
+    counted = rewritten is None
+    streamed = [r for r in report.regions if r.status == "streamed"]
+    heavy = max((r.bytes_unfused or 0 for r in streamed), default=0) > EAGER_BYTES
+    here = not any(isinstance(r.executable, DeviceExecutable) for r in streamed)
+    module = rewritten if rewritten is not None and heavy and here else gm
+
+    def run(*values: Any) -> Any:
+        nonlocal counted
+        if not counted:
+            counted = True
+            assert rewritten is not None
+            try:
+                count_tiles(rewritten, report.regions, values)
+            except Exception as e:  # the call's own mistakes show when it runs
+                log.debug("the tiles of a call were not counted: %s", e, exc_info=True)
+        return module.forward(*values)
+
+    return run
+
+
+def _count(module: GraphModule, call: Node, region: RegionResult, values: Sequence[Any]) -> None:
+    assert region.executable is not None
+    _, inputs, sizes = call.args
+    kernel = region.executable.kernel
+    read = {x.tensor for s in kernel.summaries for x in walk(s.value) if isinstance(x, Load)}
+    wanted = {name: node for name, node in zip(region.executable.input_names, inputs, strict=True) if name in read}  # type: ignore[arg-type]
+    numbers = [n for n in sizes if isinstance(n, Node)]  # type: ignore[union-attr]
+    needed = _ancestors([*wanted.values(), *numbers])
+    if needed is None:
+        return
+    found = _Part(module, needed).of(values)
+    tensors = {name: found[node] for name, node in wanted.items()}
+    given = [int(found[n]) if isinstance(n, Node) else int(n) for n in sizes]  # type: ignore[union-attr, arg-type]
+    if any(t.numel() > MOST_READ for t in tensors.values()):
+        return
+    arrays = {name: _array(t) for name, t in tensors.items()}
+    try:
+        region.tiles = region.count_tiles(dict(zip(size_names(region), given, strict=True)), arrays)
+    except ValueError:  # too many tiles to look at
+        return
+    region.of_call = True
+
+
+def _array(t: torch.Tensor) -> np.ndarray:
+    return (t.float() if t.dtype in (torch.bfloat16, torch.float16) else t).detach().cpu().numpy()
+
+
+def _ancestors(nodes: Iterable[Node]) -> set[Node] | None:
+    """What `nodes` are made of, with them; None where it cannot be computed by itself."""
+    found: set[Node] = set()
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        if node in found:
+            continue
+        schema = getattr(node.target, "_schema", None)
+        if node.target is REGION or node.op == "call_module" or (schema is not None and schema.is_mutable):
+            return None
+        found.add(node)
+        left += node.all_input_nodes
+    return found
+
+
+class _Part(Interpreter):
+    """Runs some nodes of a graph."""
+
+    def __init__(self, module: GraphModule, needed: set[Node]) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.whole, self.needed = module, needed
+
+    def of(self, values: Sequence[Any]) -> dict[Node, Any]:
+        """The values of the nodes, for arguments `values` of the whole graph."""
+        given = iter(values)
+        for node in self.whole.graph.nodes:
+            if node.op == "placeholder":
+                self.env[node] = next(given)
+            elif node in self.needed:
+                self.env[node] = self.run_node(node)
+        return self.env
