@@ -113,7 +113,7 @@ class Launches(DeviceExecutable):
     def __init__(self, current: list[torch.device]) -> None:
         self.current, self.seen = current, list[tuple[torch.device, list[torch.Tensor]]]()
 
-    def launch(self, inputs: Any, outputs: Any, sizes: Any, empty: Any) -> None:
+    def launch(self, inputs: Any, outputs: Any, sizes: Any, empty: Any, *, checked: bool = True) -> None:
         scratch = empty((4,), "f32")
         self.seen.append((self.current[-1], [*outputs, scratch]))
 
