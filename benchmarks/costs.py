@@ -29,7 +29,7 @@ from aicf.bench.search import sites
 from aicf.bench.timing import clock_for, interleaved
 from aicf.driver import Options, rescheduled
 from aicf.frontends.torch.run.rest import has_compiler
-from aicf.runtime import native
+from aicf.runtime import building
 from aicf.runtime.executable import ArrayRef
 from benchmarks.contenders import extra_peak
 
@@ -123,7 +123,7 @@ def compiling(threads: int) -> dict[str, dict[str, float]]:
             os.environ["AICF_CACHE_DIR"] = folder
             times: list[tuple[float, float]] = []
             for _ in range(2):  # the second time the object is on disk
-                native.forget()
+                building.forget()
                 began = time.process_time()
                 executable = rescheduled(site.result, Options(fuse="always", threads=threads), site.sizes).executable
                 assert executable is not None

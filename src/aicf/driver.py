@@ -18,11 +18,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from aicf.backends import llvm
-from aicf.backends.triton.launch import GpuKernel
+from aicf.backends.manifest import named_target, stages, target_names
 from aicf.decide import Decision, decide
 from aicf.kernel import Kernel, Rows, Tile, print_kernel, statements, written
-from aicf.kernel.lowering import Binding, bound_kernel
+from aicf.kernel.lowering import bound_kernel
 from aicf.kernel.verifier import check_kernel
 from aicf.mcir import AttentionPatternPass, LoweringRefused, MCModule, Refusal, dump_module, validate_module
 from aicf.mcir.lowered import lowered_region
@@ -31,14 +30,13 @@ from aicf.mcir.passes.schedule import apply_schedule, prove_phases
 from aicf.mcir.passes.streaming_lowering import add_stream, derived, detected_meaning
 from aicf.mcir.regions import Region
 from aicf.runtime import tuned
-from aicf.runtime.device import DeviceExecutable
 from aicf.runtime.executable import ArrayRef, Executable, tile_counts
-from aicf.runtime.native import build_native
+from aicf.runtime.launching import executable_for
 from aicf.scalar import BYTES, Const, Expr, call, integer, integer_const, is_float, show, variables
 from aicf.schedule.cost import Prediction
 from aicf.schedule.gpu import register_limit
 from aicf.schedule.schedule import Schedule, ScheduleError, partial
-from aicf.schedule.target import TARGETS, CpuTarget, GpuTarget, Target, named_target
+from aicf.schedule.target import CpuTarget, GpuTarget, Target, host_target
 from aicf.semantic import Graph, Location, Node, check_graph, print_node
 from aicf.semantic.types import product
 from aicf.streaming.recognise import Recognised, Stored, with_less
@@ -48,9 +46,6 @@ from aicf.streaming.tile_proofs import TileProof
 Status = Literal["streamed", "declined", "refused"]
 Kind = Literal["attention", "reduction"]
 LARGE = 8 << 20  # bytes of scores that are only reduced, from which on computing them in tiles is thought of
-CPU_STAGES = ("llvm", "asm")
-GPU_STAGES = ("triton", "ptx", "sass", "resources")
-STAGES = ("semantic", "mcir", "kernel", *CPU_STAGES, *GPU_STAGES)
 MAX_THREADS = 4096  # far more than any machine has: a slip of the keyboard must not start a million threads
 
 
@@ -91,7 +86,7 @@ def _checked_target(target: Any) -> None:
         except KeyError as unknown:
             raise ValueError(f"target={target!r}: {unknown.args[0]}") from None
     elif target is not None and not isinstance(target, CpuTarget | GpuTarget):
-        raise ValueError(f"target={target!r}: it is the name of a target (host, {', '.join(TARGETS)}), a Target or None")
+        raise ValueError(f"target={target!r}: it is the name of a target ({', '.join(target_names())}), a Target or None")
 
 
 def _checked_schedule(schedule: Any) -> None:
@@ -169,10 +164,10 @@ class RegionResult:
         self.rows_end = 0
 
     def dump(self, stage: str) -> str:
-        """The region at one of STAGES. ValueError for another stage, for stages that a region that is not streamed never
-        reached, and for those of another kind of target."""
-        if stage not in STAGES:
-            raise ValueError(f"no stage {stage!r}: the stages are {', '.join(STAGES)}")
+        """The region at one of `aicf.backends.stages()`. ValueError for another stage, for stages that a region that is not
+        streamed never reached, and for those of another kind of target."""
+        if stage not in stages():
+            raise ValueError(f"no stage {stage!r}: the stages are {', '.join(stages())}")
         if stage == "semantic" and self.nodes:
             return "\n".join(print_node(n, locations=True) for n in self.nodes) + "\n"
         if self.status == "streamed" and self.executable is None:
@@ -184,14 +179,7 @@ class RegionResult:
         kernel = self.executable.kernel
         if stage == "kernel":
             return print_kernel(kernel)
-        if isinstance(self.executable, DeviceExecutable) != (stage in GPU_STAGES):
-            kind, own = ("GPU", GPU_STAGES) if isinstance(self.executable, DeviceExecutable) else ("CPU", CPU_STAGES)
-            other = "; name a GPU as the target (--target h100, mi300x, …) to see it" if kind == "CPU" else ""
-            raise ValueError(f"the kernel is for a {kind}, so there is no {stage} of it (its stages are {', '.join(own)}){other}")
-        if isinstance(self.executable, DeviceExecutable):
-            return self.executable.dump(stage)
-        built = llvm.build(kernel)
-        return built.llvm if stage == "llvm" else built.asm
+        return self.executable.dump(stage)
 
     def outline(self) -> str:
         """The MCIR outline of a streamed region."""
@@ -291,13 +279,14 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
         return result
     streamed = lowered_region(add_stream(region, result.program))
     # HOW it runs: the cost model's decisions, proved and written into the region.
+    machine = _machine(options.target)
     try:
-        decision = decide(streamed, options.target, options.schedule, options.threads, hints, tuned.find)
+        decision = decide(streamed, machine, options.schedule, options.threads, hints, tuned.find)
     except ScheduleError as no:  # no tile fits this machine, or the schedule asked for does not
         given = "the schedule that was given cannot be used here: " if options.schedule else ""
         result.reason = given + str(no)
         return result
-    schedule, machine = decision.schedule, _machine(options.target)
+    schedule = decision.schedule
     result.schedule, result.decision, result.prediction = schedule, decision, decision.prediction
     if options.fuse == "auto" and not decision.fuse:
         result.status, result.reason = "declined", decision.reason
@@ -308,7 +297,7 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     # The kernel follows from the region, and code from the kernel.
     kernel, binding = bound_kernel(region)
     check_kernel(kernel)
-    executable = _executable(kernel, binding, schedule, machine)
+    executable = executable_for(kernel, binding, machine, schedule.threads)
     result.status, result.reason = "streamed", decision.reason
     result.region, result.executable = region, executable
     result.inputs = [found.loads[name] for name in binding.inputs.values()]
@@ -352,15 +341,9 @@ def _specialised(found: Recognised) -> str:
     return f"{', '.join(dict.fromkeys([*widths, *types]))}; any length, batch and number of heads"
 
 
-def _machine(target: Target | str | None) -> Target | None:
-    """The target's value; None for this machine."""
-    return named_target(target) if isinstance(target, str) else target
-
-
-def _executable(kernel: Kernel, binding: Binding, schedule: Schedule, machine: Target | None) -> Executable:
-    if isinstance(machine, GpuTarget):
-        return DeviceExecutable(kernel, binding, GpuKernel, 1, machine=machine)
-    return Executable(kernel, binding, build_native, schedule.threads)
+def _machine(target: Target | str | None) -> Target:
+    """The target's value; this machine for None."""
+    return host_target() if target is None else named_target(target) if isinstance(target, str) else target
 
 
 def unfused(found: Recognised, hints: Mapping[str, int]) -> int | None:
@@ -407,4 +390,4 @@ def _static_tiles(result: RegionResult, hints: Mapping[str, int]) -> dict[str, i
         return None
 
 
-__all__ = ["STAGES", "ArrayRef", "Compilation", "Options", "RegionResult", "StoredTensor", "compile_graph"]
+__all__ = ["ArrayRef", "Compilation", "Options", "RegionResult", "StoredTensor", "compile_graph"]

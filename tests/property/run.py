@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 import torch
 
-from aicf.runtime.native import Counts
+from aicf.runtime.building import Counts
 
 from .choices import SHARED, reduced
 from .grammar import program

@@ -13,7 +13,7 @@ import torch
 
 from aicf.driver import ArrayRef, Options, RegionResult, compile_graph
 from aicf.kernel import kernel_fingerprint
-from aicf.runtime.native import Counts
+from aicf.runtime.building import Counts
 from aicf.semantic import build_attention_semantic_graph
 from tests.contract import assert_contract
 

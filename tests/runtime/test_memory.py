@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from aicf.backends.llvm import host_target
+from aicf.backends.llvm.build import host_target
 from aicf.backends.llvm.codegen.module import buffer_bytes
 from aicf.bench.cases import CASES, Case, Size, make_inputs
 from aicf.bench.search import sites

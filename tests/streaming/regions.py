@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aicf.backends.llvm import build
+from aicf.backends.llvm.build import build
 from aicf.driver import Compilation, Options, RegionResult, compile_graph
 from aicf.kernel import allocate, run_kernel
 from aicf.scalar import DType, integer, is_float, numpy_dtype

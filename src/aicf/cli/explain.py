@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 
+from aicf.backends.manifest import named_target
 from aicf.cli.errors import NOT_STREAMED, OK, CommandError
 from aicf.cli.inputs import gather
 from aicf.cli.progress import say
@@ -12,8 +13,7 @@ from aicf.cli.silence import users_prints_dropped
 from aicf.cli.source import load_callable, split, where
 from aicf.frontends.torch import api
 from aicf.frontends.torch.diagnostics.call_errors import call_error, inference
-from aicf.runtime.device import DeviceExecutable
-from aicf.schedule.target import Target, named_target
+from aicf.schedule.target import Target
 
 
 def run(options: Namespace) -> int:
@@ -81,8 +81,8 @@ def print_resources(report: api.Report) -> None:
     """What each streamed region's GPU kernels take, compiled here without the GPU; regions that are alike once."""
     seen: dict[str, None] = {}
     for region in report.regions:
-        if region.status == "streamed" and isinstance(region.executable, DeviceExecutable):
-            say(f"compiling {region.name} for {region.executable.machine.name if region.executable.machine else 'a GPU'}")
+        if region.executable is not None and "resources" in region.executable.backend.stages:
+            say(f"compiling {region.name} for {region.executable.machine.name}")
             seen.setdefault(region.dump("resources").rstrip("\n"))
     for text in seen:
         print("\nresources\n" + "\n".join(f"  {line}" for line in text.splitlines()))

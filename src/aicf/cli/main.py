@@ -13,12 +13,11 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
+from aicf.backends.manifest import stages
 from aicf.cli.errors import FAILED, OK, CommandError
 from aicf.cli.progress import say
 from aicf.cli.source import must_exist, split
 from aicf.version import VERSION
-
-STAGES = ("semantic", "mcir", "kernel", "llvm", "asm", "triton", "ptx", "sass", "resources")
 
 _EXAMPLES = """\
 examples:
@@ -124,12 +123,12 @@ def parser() -> argparse.ArgumentParser:
     form.add_argument("--brief", action="store_true", help="one line for each kind of region")
     form.add_argument("--json", action="store_true", help="the report as JSON, for scripts")
     explain.add_argument(
-        "--stage", action="append", default=[], choices=STAGES, metavar="STAGE",
-        help="also print a stage of the compilation; once per stage: " + ", ".join(STAGES),
+        "--stage", action="append", default=[], choices=stages(), metavar="STAGE",
+        help="also print a stage of the compilation; once per stage: " + ", ".join(stages()),
     )  # fmt: skip
 
     dump = _command(add, "dump", "the text of one stage of the compilation", _FUNCTION_HELP)
-    dump.add_argument("stage", choices=STAGES, help="which stage: " + ", ".join(STAGES), metavar="STAGE")
+    dump.add_argument("stage", choices=stages(), help="which stage: " + ", ".join(stages()), metavar="STAGE")
     _function(dump)
     dump.add_argument("--diff", metavar="PREV", help="show a unified diff from this stage or pass to STAGE")
 

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aicf.driver import STAGES, RegionResult
+from aicf.backends.manifest import stages
+from aicf.driver import RegionResult
 from aicf.semantic import Graph, print_graph
 from aicf.version import VERSION
 
@@ -77,13 +78,13 @@ class Report:
         return "; ".join(f"{plural(len(r), what)} in {graphs}: {_counts(r)}" for what, r in parts.items() if r)
 
     def dump(self, stage: str) -> str:
-        """All graphs (stage "semantic") or all streamed regions at another of STAGES.
+        """All graphs (stage "semantic") or all streamed regions at another of `aicf.backends.stages()`.
 
         Raises ValueError for a stage that does not exist, when nothing streams and so nothing reached the stage, and for a report
         that was pickled, which keeps none.
         """
-        if stage not in STAGES:
-            raise ValueError(f"no stage {stage!r}: the stages are {', '.join(STAGES)}")
+        if stage not in stages():
+            raise ValueError(f"no stage {stage!r}: the stages are {', '.join(stages())}")
         if stage == "semantic":
             found = [g.graph for g in self.graphs if g.graph is not None]
             if not found and self.regions:

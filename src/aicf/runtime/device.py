@@ -9,24 +9,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aicf.backends.triton import emit
-from aicf.backends.triton.build import compile_offline
-from aicf.backends.triton.checks import check_kernel
-from aicf.backends.triton.launch import CALLS, Empty, GpuKernel
+from aicf.backends.manifest import DeviceKernel, Empty
 from aicf.kernel import Kernel, OutOfRange
+from aicf.runtime.checks import check_kernel
 from aicf.runtime.executable import ArrayRef, Executable, Layout
 from aicf.runtime.indices import needed
 from aicf.scalar import integer
-from aicf.schedule.target import GpuTarget
+
+CALLS = 256  # calls remembered per kernel; lengths that change every call do not pile up
 
 
 @dataclass
 class DeviceExecutable(Executable):
-    """A kernel for a GPU, mapped to blocks of warps; Triton compiles it on the first launch."""
+    """A kernel for a device, mapped to blocks of warps; its backend compiles it on the first launch."""
 
-    machine: GpuTarget | None = None
-    _checkers: dict[tuple[Layout, tuple[int, ...]], GpuKernel] = field(
-        default_factory=dict[tuple[Layout, tuple[int, ...]], GpuKernel]
+    _checkers: dict[tuple[Layout, tuple[int, ...]], DeviceKernel] = field(
+        default_factory=dict[tuple[Layout, tuple[int, ...]], DeviceKernel]
     )
     _open: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict[tuple[int, ...], tuple[int, ...]])
     _bound: dict[tuple[int, ...], dict[str, int]] = field(default_factory=dict[tuple[int, ...], dict[str, int]])
@@ -39,8 +37,8 @@ class DeviceExecutable(Executable):
         they are looked at first, which waits for the device, and IndexError is raised; not so without `checked` (a stream that
         is being captured cannot be waited for): then a wrong index reads the nearest element."""
         layout = self.layout([ArrayRef(0, tuple(t.shape), tuple(t.stride())) for t in inputs])
-        _, built = self.variant(layout)
-        assert isinstance(built, GpuKernel)
+        kernel, made = self.variant(layout)
+        built: DeviceKernel = made
         key = tuple(sizes)
         bound = self._bound.get(key)
         if bound is None:
@@ -48,8 +46,8 @@ class DeviceExecutable(Executable):
                 self._bound.clear()
             bound = self._bound[key] = self.sizes(dict(zip(self.symbols, sizes, strict=True)))
         tensors = dict(zip((*self.input_names, *self.output_names), (*inputs, *outputs), strict=True))
-        if built.kernel.checks and checked:
-            self._check(built.kernel, layout, tensors, bound, empty)
+        if kernel.checks and checked:
+            self._check(kernel, layout, tensors, bound, empty)
         built.launch(tensors, bound, {}, empty)
 
     def _check(
@@ -65,7 +63,7 @@ class DeviceExecutable(Executable):
             return
         found = self._checkers.get((layout, numbers))
         if found is None:
-            found = self._checkers[layout, numbers] = GpuKernel(check_kernel(kernel, numbers))
+            found = self._checkers[layout, numbers] = self.backend.device_code.build(check_kernel(kernel, numbers))
         given = {t.name: tensors[t.name] for t in found.kernel.tensors if t.role == "in"}
         results = [t for t in found.kernel.tensors if t.role == "out"]
         made = {t.name: empty(tuple(integer(d, sizes) for d in t.shape), t.dtype) for t in results}
@@ -79,12 +77,6 @@ class DeviceExecutable(Executable):
             self._open.clear()
         self._open[call] = tuple(needed(kernel, sizes)[1])
 
-    def dump(self, stage: str) -> str:
-        """The kernel as Triton source, or what Triton makes of it for the target without the device: ptx (AMD: its
-        assembly), sass, or resources (registers, spills, shared memory, tensor-core instructions)."""
-        source = emit(self.kernel)
-        if stage == "triton":
-            return source.text
-        assert self.machine is not None
-        built = [compile_offline(self.kernel, source, e, self.machine.arch, self.machine.warp) for e in source.entries]
-        return "\n".join(b.text(stage) for b in built)
+    def unfit(self, device: str) -> str | None:
+        """Why this cannot run on tensors of that kind of device ("cuda", "cpu"); None where it can."""
+        return self.backend.device_code.unfit(device)

@@ -8,18 +8,20 @@ batches, heads and strides are arguments. A layout seen for the first time build
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from aicf.backends.manifest import Backend, DeviceKernel, Frame, HostKernel, Launcher
 from aicf.kernel import Kernel, OutOfRange, Parallel, Phase, Stream, Summary, statements
 from aicf.kernel.lowering import Binding
 from aicf.kernel.placement import with_units
 from aicf.runtime.forks import ForkLock
 from aicf.runtime.indices import needed
 from aicf.scalar import BYTES, evaluate, integer, numpy_dtype, variables
+from aicf.schedule.target import Target
 
 MOST_COUNTED = 1 << 24  # tiles that differ
 
@@ -30,43 +32,6 @@ class ArrayRef(NamedTuple):
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-
-
-class Frame(Protocol):
-    """A call's words in memory."""
-
-    words: Any
-
-
-class Launcher(Protocol):
-    """Calls a kernel from a list of words: addresses, strides and sizes at places that it chooses."""
-
-    def words(
-        self,
-        tensors: Mapping[str, tuple[int, tuple[int, ...]]],
-        sizes: Mapping[str, int],
-        scalars: Mapping[str, float | int],
-    ) -> list[int]: ...
-
-    def place(self, tensor: str) -> int: ...
-
-    def ask(self, words: list[int], checks: Iterable[int]) -> None: ...
-
-    def try_checks(self, words: list[int], threads: int) -> None: ...
-
-    def frame(self, words: list[int]) -> Frame: ...
-
-    def start(self, frame: Any, threads: int) -> None: ...
-
-
-class Built(Protocol):
-    """A kernel that a backend made: what `aicf.backends.llvm.build` returns."""
-
-    @property
-    def launcher(self) -> Launcher: ...
-
-
-Builder = Callable[[Kernel], Any]  # -> a Built, or what `runtime.device` launches
 
 
 @dataclass(frozen=True)
@@ -81,6 +46,7 @@ class Plan:
     frames: list[Frame] = field(default_factory=list[Frame])
 
 
+Builder = Callable[[Kernel], HostKernel] | Callable[[Kernel], DeviceKernel]
 PLANS = 256  # calls remembered per executable; lengths that change every call do not pile up
 Layout = tuple[int | None, ...]
 
@@ -88,10 +54,12 @@ Layout = tuple[int | None, ...]
 @dataclass
 class Executable:
     """A kernel ready to run on tensors of any size of its class. `kernel` is the one for contiguous inputs, `binding` what its
-    names stand for. Thread-safe."""
+    names stand for; `backend` makes its code, for `machine`, by `builder`. Thread-safe."""
 
     kernel: Kernel
     binding: Binding
+    backend: Backend
+    machine: Target
     builder: Builder
     threads: int
     _variants: dict[Layout, tuple[Kernel, Any]] = field(default_factory=dict[Layout, "tuple[Kernel, Any]"])
@@ -117,6 +85,10 @@ class Executable:
                     kernel = with_units(self.kernel, dict(zip(self.input_names, layout, strict=True)))
                     found = self._variants[layout] = (kernel, self.builder(kernel))
         return found
+
+    def dump(self, stage: str) -> str:
+        """The kernel for contiguous inputs at a stage of its backend. ValueError for a stage of another one."""
+        return self.backend.dump(self.kernel, stage, self.machine)
 
     def sizes(self, values: Mapping[str, int]) -> dict[str, int]:
         """The kernel's sizes for values of the source graph's size symbols."""
@@ -162,7 +134,7 @@ class Executable:
 
     def _plan(self, inputs: Sequence[ArrayRef], outputs: Sequence[ArrayRef], sizes: Sequence[int]) -> Plan:
         kernel, made = self.variant(self.layout(inputs))
-        built: Built = made
+        built: HostKernel = made
         bound = self.sizes(dict(zip(self.symbols, sizes, strict=True)))
         names = (*self.input_names, *self.output_names)
         tensors = {n: (0, tuple(a.strides)) for n, a in zip(names, (*inputs, *outputs), strict=True)}

@@ -26,6 +26,7 @@ class CpuTarget:
     one lane of a register as its scalar operand (Arm), instead of a broadcast load. `matrix_flops`: flop per cycle and core of a
     matrix unit for 16-bit inputs, 0 for none. `ghz`: clock, None when unknown. `bytes_per_cycle_l3` and `_dram`: what one core
     streams in. `llvm_cpu` and `llvm_features`: for code generation; "native" means that LLVM is asked about this machine.
+    `kind`: a backend says which kinds it makes code for.
     """
 
     name: str
@@ -47,10 +48,7 @@ class CpuTarget:
     bytes_per_cycle_dram: float = 4.0
     llvm_cpu: str = "native"
     llvm_features: tuple[str, ...] = ()
-
-    @property
-    def kind(self) -> str:
-        return "cpu"
+    kind: str = "cpu"
 
     def __str__(self) -> str:
         return describe(self)
@@ -80,7 +78,7 @@ class GpuTarget:
     32-bit registers; `registers_per_thread`: the most one thread may have. `warp`: threads in lock-step. `mma`: matrix
     instructions, the best first; a tile that is too small for one takes the next. `fp32_flops`: outside the matrix units.
     `exps`: exponentials per clock and SM. `bandwidth`: bytes/s of device memory. `l2_bandwidth`: bytes/s. `async_copy`: copies
-    into shared memory overlap with computing.
+    into shared memory overlap with computing. `kind`: a backend says which kinds it makes code for.
     """
 
     name: str
@@ -101,10 +99,7 @@ class GpuTarget:
     l2_bandwidth: float
     async_copy: bool = True
     shared_rate: int = 128
-
-    @property
-    def kind(self) -> str:
-        return "gpu"
+    kind: str = "gpu"
 
     @property
     def mma_flops(self) -> int:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aicf.backends.llvm import host_target
-from aicf.backends.llvm.build import target_of
+from aicf.backends.llvm.build import host_target, target_of
 from aicf.backends.llvm.codegen import Target
 
 _SSE2 = "+sse,+sse2"

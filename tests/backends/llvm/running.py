@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aicf.backends.llvm import Compiled, build
+from aicf.backends.llvm.build import Compiled, build
 from aicf.kernel import Kernel, allocate
 from aicf.scalar import integer
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aicf.backends.llvm import emit
+from aicf.backends.llvm.build import emit
 from aicf.backends.llvm.codegen.module import plans
 from aicf.backends.llvm.codegen.shuffles import order_of_sums, summed, transposed
 from aicf.backends.llvm.codegen.text import Function, Module

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aicf.backends.llvm import build, emit, load
+from aicf.backends.llvm.build import build, emit, load
 from aicf.kernel import Kernel, Parallel, Rows, Stmt, Stream, run_kernel
 from aicf.scalar import call, index, round_to, size
 from tests.kernel import programs

@@ -9,8 +9,7 @@ from functools import cache
 
 import pytest
 
-from aicf.backends.llvm import emit
-from aicf.backends.llvm.build import compile_text
+from aicf.backends.llvm.build import compile_text, emit
 from aicf.scalar import DType
 from tests.kernel.handmade import attention
 

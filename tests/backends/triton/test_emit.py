@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aicf.backends.triton import emit
-from aicf.backends.triton.emit import padded
+from aicf.backends.triton.emit import emit, padded
 from aicf.backends.triton.operands import DotTypes, Operands
 from aicf.backends.triton.width import fits32
 from aicf.kernel import Contract, Kernel, statements

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from aicf.backends.triton import emit
+from aicf.backends.triton import BACKEND
+from aicf.backends.triton.emit import emit
 from aicf.backends.triton.launch import GpuKernel, options
 from aicf.frontends.torch.run import region_op
 from aicf.kernel import Kernel
@@ -111,6 +112,7 @@ class Launches(DeviceExecutable):
     """Stands for an executable: remembers the device that was current when it was launched, and its outputs."""
 
     def __init__(self, current: list[torch.device]) -> None:
+        self.backend = BACKEND
         self.current, self.seen = current, list[tuple[torch.device, list[torch.Tensor]]]()
 
     def launch(self, inputs: Any, outputs: Any, sizes: Any, empty: Any, *, checked: bool = True) -> None:

@@ -8,8 +8,8 @@ import os
 import pytest
 import torch
 
-from aicf.backends.triton import emit
 from aicf.backends.triton.build import Artifact, compile_offline
+from aicf.backends.triton.emit import emit
 from aicf.backends.triton.launch import interpreting
 from aicf.driver import RegionResult
 from aicf.frontends.torch.options import backend_options
@@ -58,7 +58,7 @@ def region(name: str, target: str, dtype: DType, d: int, n: int = 4096) -> Regio
 
 
 def artifacts(result: RegionResult) -> list[Artifact]:
-    assert isinstance(result.executable, DeviceExecutable) and result.executable.machine is not None
+    assert isinstance(result.executable, DeviceExecutable) and isinstance(result.executable.machine, GpuTarget)
     kernel, machine = result.executable.kernel, result.executable.machine
     source = emit(kernel)
     return [compile_offline(kernel, source, e, machine.arch, machine.warp) for e in source.entries]
@@ -106,7 +106,7 @@ def test_compiles_for_any_call(ones: str, wide: bool):
     """What Triton makes a constant (arguments that are 1: one query, one head), addresses without a known alignment, and 64-bit
     offsets."""
     result = region("causal", "h100", "bf16", 64)
-    assert isinstance(result.executable, DeviceExecutable) and result.executable.machine is not None
+    assert isinstance(result.executable, DeviceExecutable) and isinstance(result.executable.machine, GpuTarget)
     kernel, machine = result.executable.kernel, result.executable.machine
     source = emit(kernel, wide=wide)
     for e in source.entries:

@@ -25,7 +25,7 @@ from aicf.driver import Options, compile_graph
 from aicf.frontends.torch.read.reader import read
 from aicf.frontends.torch.rewrite.replace import rewrite
 from aicf.frontends.torch.run import region_op
-from aicf.runtime import executable, native
+from aicf.runtime import executable
 from tests.backends.llvm.paths import PATHS
 from tests.contract import assert_contract
 from tests.frontends.torch.capture import capture_directly
@@ -204,8 +204,7 @@ def main(where: str, path: str, part: int, parts: int) -> None:
     launch.Buffer = Buffer  # type: ignore[misc]
     if path != "host":
         target = next(p for p in PATHS if p.name == path).target
-        for module in (build_module, native.llvm):
-            module.host_target = lambda: target  # type: ignore[attr-defined]
+        build_module.host_target = lambda: target  # type: ignore[attr-defined]
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             for k, (name, fn, given) in enumerate(cases(dtype)):

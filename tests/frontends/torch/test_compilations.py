@@ -9,8 +9,8 @@ from torch import Tensor
 
 import aicf
 from aicf.report import GraphReport
-from aicf.runtime import native
-from aicf.runtime.native import Counts
+from aicf.runtime import building
+from aicf.runtime.building import Counts
 from tests.frontends.torch.test_backend import Compiled, close
 
 INF = float("-inf")
@@ -25,7 +25,7 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel is at hand, in memory or on disk, that would hide a compilation."""
     monkeypatch.setenv("AICF_CACHE_DIR", "")
-    monkeypatch.setattr(native, "_BUILT", {})
+    monkeypatch.setattr(building, "_BUILT", {})
 
 
 def made(b: int, h: int, n: int) -> list[Tensor]:

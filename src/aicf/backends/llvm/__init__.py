@@ -1,6 +1,16 @@
 """CPU backend: Kernel IR to machine code through LLVM (llvmlite), no C compiler involved."""
 
-from aicf.backends.llvm.build import Compiled, build, emit, host_target, llvm_version, load
-from aicf.backends.llvm.codegen import Target
+from pathlib import Path
 
-__all__ = ["Compiled", "Target", "build", "emit", "host_target", "llvm_version", "load"]
+from aicf.backends import Backend
+
+BACKEND = Backend(
+    name="llvm",
+    kinds=("cpu",),
+    machine="a CPU",
+    stages=("llvm", "asm"),
+    memory="host",
+    module="aicf.backends.llvm.code",
+    folder=Path(__file__).parent,
+    libraries=("llvmlite",),
+)

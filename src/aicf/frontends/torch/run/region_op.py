@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from aicf.backends.triton.launch import interpreting
 from aicf.driver import RegionResult
 from aicf.frontends.torch.fx.symbols import TORCH_DTYPE
 from aicf.kernel import kernel_fingerprint
@@ -88,7 +87,7 @@ def _content(result: RegionResult, executable: Executable, orders: Sequence[Orde
     machine = executable.machine if isinstance(executable, DeviceExecutable) else None
     binding = executable.binding
     bound = [dict(binding.inputs), dict(binding.outputs)]
-    built = (kernel_fingerprint(executable.kernel), bound, binding.sizes, executable.threads, machine)
+    built = (kernel_fingerprint(executable.kernel), bound, binding.sizes, executable.threads, executable.backend.name, machine)
     return int(fingerprint(nodes, ends, result.size_names, orders, written, *built)[:15], 16)
 
 
@@ -156,11 +155,9 @@ def _described(tensors: list[torch.Tensor]) -> list[ArrayRef]:
 def _launch(entry: Entry, executable: DeviceExecutable, inputs: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
     """On the inputs' device and its current stream; all memory from PyTorch's allocator; nothing waits."""
     device = inputs[0].device
-    if device.type == "cpu" and not interpreting():
-        raise RuntimeError(
-            "this kernel is for a GPU and its tensors are on the CPU: give CUDA tensors, leave the option `target` out to run on "
-            "the CPU, or set TRITON_INTERPRET=1 before Triton is imported to run it in Triton's interpreter"
-        )
+    unfit = executable.unfit(device.type)
+    if unfit is not None:
+        raise RuntimeError(unfit)
 
     def empty(shape: tuple[int, ...], dtype: DType) -> torch.Tensor:
         return torch.empty(shape, dtype=TORCH_DTYPE[dtype], device=device)
