@@ -15,6 +15,7 @@ from aicf.mcir.passes.schedule import carried
 from aicf.mcir.types import scalar_dtype
 from aicf.scalar import (
     BYTES,
+    FUNCTIONS,
     Call,
     DType,
     Expr,
@@ -44,7 +45,6 @@ ASSUMED_SKIPPED, ASSUMED_EDGES = 0.75, 2
 DENSE_SKIPPED, DENSE_EDGES = 0.5, 1
 FEW_SCORES = 64  # rows or keys below which a mask is not looked into
 MOST_ROWS, MOST_SCORES = 64, 1 << 20  # that are looked at to know how much a mask hides
-EXPONENTIALS = ("exp", "exp2", "expm1", "tanh", "sigmoid", "softplus", "erf", "log", "pow", "sin", "cos")
 
 
 class Measured(Protocol):
@@ -166,13 +166,18 @@ def problem_of(region: LoweredRegion, proof: TileProof, threads: int, hints: Map
         rows=rows, keys=keys, items=items, groups=max(1, items // own), widths=widths,
         value_widths=tuple(numbers.width(s.state.axes[1]) for s in region.sums if s.values is not None),
         dtype=dtype,
-        exps=max(1, sum(1 for x in per_score if x.fn in EXPONENTIALS)),
+        exps=max(1, sum(1 for x in per_score if _costly(x))),
         score_loads=_loads(bodies, lambda v: {row, stream} <= v),
         key_loads=_loads(bodies, lambda v: stream in v and row not in v),
-        score_ops=float(max(0, sum(1 for x in per_score if x.fn not in EXPONENTIALS and x.dtype != "i64") - 2)),
+        score_ops=float(max(0, sum(1 for x in per_score if not _costly(x) and x.dtype != "i64") - 2)),
         skipped=skipped, edges=edges, ended=min(edges, len(proof.high)), retried=proof.fill is not None,
         states=max(1, len(region.extrema) + sum(1 for s in region.sums if s.values is None)), threads=threads,
     )  # fmt: skip
+
+
+def _costly(x: Call) -> bool:
+    """Whether a function is of the price of an exponential."""
+    return x.fn in FUNCTIONS and FUNCTIONS[x.fn].cost != "cheap"
 
 
 class _Numbers:

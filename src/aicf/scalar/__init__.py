@@ -5,6 +5,7 @@ reductions in the derivation, and the maps of Kernel IR. It knows nothing of ten
 """
 
 from aicf.scalar.build import call, cast, rebuild, substitute, transform
+from aicf.scalar.derivatives import partial_derivatives
 from aicf.scalar.dtypes import BYTES, DTYPES, FINFO_MIN, DType, is_float, is_half, is_int, numpy_dtype, promote, round_to
 from aicf.scalar.evaluate import evaluate, integer
 from aicf.scalar.expr import (
@@ -32,7 +33,7 @@ from aicf.scalar.expr import (
     walk,
     weight,
 )
-from aicf.scalar.functions import FUNCTIONS, Function
+from aicf.scalar.functions import COMPARISONS, FUNCTIONS, Function
 from aicf.scalar.identity import digest, exact, fingerprint
 from aicf.scalar.integers import affine, bounds, extents, is_inside, poly
 from aicf.scalar.monoids import EXTREMA, MONOIDS, Monoid
@@ -40,6 +41,7 @@ from aicf.scalar.parse import ParseError, parse_expr, parse_prefix
 
 __all__ = [
     "BYTES",
+    "COMPARISONS",
     "DTYPES",
     "EXTREMA",
     "FINFO_MIN",
@@ -79,6 +81,7 @@ __all__ = [
     "numpy_dtype",
     "parse_expr",
     "parse_prefix",
+    "partial_derivatives",
     "poly",
     "promote",
     "reads",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from aicf.scalar import Const, Expr, Var, call, extents, index, integer_const, substitute, variables
+from aicf.scalar import FUNCTIONS, Const, Expr, Var, call, extents, index, integer_const, substitute, variables
 from aicf.semantic import Node
 from aicf.semantic.ops import At
 from aicf.semantic.types import is_one, product
@@ -21,7 +21,7 @@ T = TypeVar("T")
 CONTRACTIONS = ("matmul", "einsum")
 CREATED = ("scalar", "iota")
 SOFTMAXES = ("softmax", "log_softmax", "logsumexp")
-EXPONENTIALS = ("exp", "exp2", "expm1")
+EXPONENTIALS = tuple(f.name for f in FUNCTIONS.values() if f.cost == "exponential")
 WIDER = 2  # a row of scores beside what its products contract: from here on it is an intermediate that is large
 
 

@@ -16,6 +16,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from aicf.scalar import (
+    COMPARISONS,
+    FUNCTIONS,
     Call,
     Const,
     Expr,
@@ -34,13 +36,12 @@ from aicf.scalar import (
 )
 
 YES, NO = const(True, "bool"), const(False, "bool")
-COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ABSORBS = 1e30  # a number of this size is a mask's, and what is added to it is lost
 CASES = 64  # leaves of a case distinction, at most
 WORK = 40_000  # nodes looked at for the masks of one region, at most; real ones need some thousand
 # What makes of 0 and 1, a mask's numbers, a number that says whether it was one of them, or all.
-_LATTICE = frozenset({"min", "max", "mul", "add", "cast"})
-_LINEAR = _LATTICE | {"sub", "neg", "div"}
+_LATTICE = frozenset({"cast", *(f.name for f in FUNCTIONS.values() if f.masks == "lattice")})
+_LINEAR = frozenset({"cast", *(f.name for f in FUNCTIONS.values() if f.masks)})
 
 Verdict = Callable[[Expr], Expr]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from aicf.scalar import (
+    FUNCTIONS,
     MONOIDS,
     Call,
     Const,
@@ -81,16 +82,19 @@ def positive(c: Context, e: Expr) -> bool:
             return not isinstance(e.value, bool) and e.value > 0
         case Var():
             return e in c.positive
-        case Call(fn="exp" | "exp2" | "sigmoid" | "softplus"):
-            return True
-        case Call(fn="add" | "mul" | "div", args=(a, b)):
-            return positive(c, a) and positive(c, b)
-        case Call(fn="max", args=(a, b)):
-            return positive(c, a) or positive(c, b)
-        case Call(fn="min", args=(a, b)):
-            return positive(c, a) and positive(c, b)
-        case Call(fn="sqrt" | "rsqrt" | "cast", args=(a,)):
+        case Call(fn="cast", args=(a,)):
             return positive(c, a)
+        case Call():
+            known = (positive(c, a) for a in e.args)
+            match FUNCTIONS[e.fn].sign:
+                case "positive":
+                    return True
+                case "of all":
+                    return all(known)
+                case "of any":
+                    return any(known)
+                case "":
+                    return False
         case _:
             return False
 

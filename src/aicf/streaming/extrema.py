@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
-from aicf.scalar import FUNCTIONS, MONOIDS, Call, Const, Expr, call, is_float
+import math
+
+from aicf.scalar import FUNCTIONS, MONOIDS, Call, Const, Expr, Function, call, const, is_float
 from aicf.streaming.context import Context, Extremum, Refused, new_base, positive, some
 from aicf.streaming.separate import addends, canon, separate, with_condition
 from aicf.streaming.terms import Term, add_up, to_expr
@@ -38,7 +40,7 @@ def extremum(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...] = ()) -> 
         case "where", (condition, a, b) if not c.has_x(condition):
             return call("where", canon(c, condition), extremum(c, a, op, keep), extremum(c, b, op, keep))
         case fn, (a,) if fn in FUNCTIONS and FUNCTIONS[fn].monotone:
-            return _if_any(c, canon(c, call(fn, extremum(c, a, op, keep))), op, keep)
+            return _if_any(c, _monotone(c, FUNCTIONS[fn], a, op, keep), op, keep)
         case ("mul" | "div"), _:
             scaled_by = _positive_scale(c, e)
             if scaled_by is not None:
@@ -47,6 +49,18 @@ def extremum(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...] = ()) -> 
         case _:
             pass
     return _additive(c, e, op, keep)
+
+
+def _monotone(c: Context, f: Function, a: Expr, op: Extremum, keep: tuple[Expr, ...]) -> Expr:
+    """The extremum of `f(a)`, from that of `a`. NaN where any element lies below the domain of `f`."""
+    opposite: Extremum = "min" if op == "max" else "max"
+    at = op if f.monotone > 0 else opposite
+    value = canon(c, call(f.name, extremum(c, a, at, keep)))
+    if f.domain == -math.inf or at == "min" or positive(c, a):
+        return value
+    lowest = extremum(c, a, "min", keep)
+    below = call("lt", lowest, const(f.domain, lowest.dtype))
+    return call("where", below, const(math.nan, value.dtype), value)
 
 
 def _if_any(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...]) -> Expr:

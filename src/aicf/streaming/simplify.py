@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aicf.scalar import (
+    COMPARISONS,
     MONOIDS,
     Call,
     Const,
@@ -34,14 +35,12 @@ from aicf.scalar import (
     walk,
 )
 
-_DECIDED = {"lt", "le", "gt", "ge", "eq", "ne"}
-
 
 def decide(e: Expr, known: Mapping[Var, Expr]) -> Expr:
     """`e` with integer comparisons folded that hold, or fail, for every index in range."""
 
     def fold(node: Expr) -> Expr | None:
-        if not (isinstance(node, Call) and node.fn in _DECIDED and node.args[0].dtype == "i64"):
+        if not (isinstance(node, Call) and node.fn in COMPARISONS and node.args[0].dtype == "i64"):
             return None
         low, high = bounds(call("sub", node.args[0], node.args[1]))
         return _verdict(node.fn, _value(low), _value(high))

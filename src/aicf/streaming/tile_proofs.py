@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from aicf.scalar import Call, Const, Expr, Load, Var, call, const, index, integer_const, is_float, variables, walk
+from aicf.scalar.functions import FILL
 from aicf.streaming import tiles
 
 ABSORBED = -104  # exp(-104) is 0 in fp32: a larger fill counts
@@ -146,7 +147,7 @@ def _empty(s: Stream, box: tiles.Box, fills: tiles.Fills) -> Expr:
 
 def _lowest(e: Expr) -> bool:
     """Whether a mask's fill is part of `e`."""
-    return any(isinstance(x, Const) and is_float(x.dtype) and x.value <= tiles.FILL for x in walk(e))
+    return any(isinstance(x, Const) and is_float(x.dtype) and x.value <= FILL for x in walk(e))
 
 
 def _mask_conditions(body: Expr, positions: frozenset[Var]) -> list[tuple[Expr, bool]]:
@@ -166,4 +167,4 @@ def _mask_conditions(body: Expr, positions: frozenset[Var]) -> list[tuple[Expr, 
 
 def _blank(e: Expr) -> int:
     """2 for a fill, 1 for zero, 0 for anything else: of two branches, the blanker one is the mask's."""
-    return 0 if not isinstance(e, Const) else 2 if e.value <= tiles.FILL else int(e.value == 0)
+    return 0 if not isinstance(e, Const) else 2 if e.value <= FILL else int(e.value == 0)

@@ -12,16 +12,18 @@ is looked at tile by tile, once per call, as far as it takes to see that it hold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from aicf.scalar import (
+    FUNCTIONS,
     Call,
     Const,
     DType,
     Expr,
+    Function,
     Load,
     Var,
     affine,
@@ -42,10 +44,11 @@ from aicf.scalar import (
     variables,
     walk,
 )
+from aicf.scalar.derivatives import EXPRESSIONS
+from aicf.scalar.functions import FILL
 
 YES, NO = const(True, "bool"), const(False, "bool")
 NEG_INF = float("-inf")
-FILL = -1e3  # constants from here down are taken for fills of a mask
 TRIED = 1500  # nodes that are simplified to see what a condition turned into a number does
 ABSORBS = -1e30  # a finite fill from here down absorbs every score that is added to it
 
@@ -144,7 +147,6 @@ class _Answered:
 
 
 Interval = tuple[Expr, Expr]
-Combine = Callable[..., Interval]
 
 
 def interval(box: Box, e: Expr) -> Interval | None:
@@ -162,63 +164,50 @@ def _interval(box: Box, e: Expr) -> Interval | None:
         if found is not None:
             return found
     match e:
-        case Call(fn="add", args=(a, b)):
-            return _both(box, e, a, b, lambda x, y: (call("add", x[0], y[0]), call("add", x[1], y[1])))
-        case Call(fn="sub", args=(a, b)):
-            return _both(box, e, a, b, lambda x, y: (call("sub", x[0], y[1]), call("sub", x[1], y[0])))
-        case Call(fn="neg", args=(a,)):
-            x = interval(box, a)
-            return None if x is None else _unwrapped(e, lambda x: (call("neg", x[1]), call("neg", x[0])), x)
-        case Call(fn="mul", args=(a, b)):
-            return _product(box, e, a, b)
-        case Call(fn=("max" | "min") as fn, args=(a, b)):
-            return _both(box, e, a, b, lambda x, y: (call(fn, x[0], y[0]), call(fn, x[1], y[1])))
-        case Call(fn="abs", args=(a,)):
-            x = interval(box, a)
-            if x is None:
-                return None
-            return _unwrapped(e, _magnitude, x)
-        case Call(fn="floordiv", args=(a, Const() as c)) if is_int(e.dtype) and c.value > 0:
-            x = interval(box, a)
-            return None if x is None else (call("floordiv", x[0], c), call("floordiv", x[1], c))
-        case Call(fn="mod", args=(a, Const() as c)) if is_int(e.dtype) and c.value > 0:
-            x = interval(box, a)
-            if x is None:
-                return None
-            wraps = call("ne", call("floordiv", x[0], c), call("floordiv", x[1], c))
-            top = const(int(c.value) - 1, e.dtype)
-            return call("where", wraps, const(0, e.dtype), call("mod", x[0], c)), call("where", wraps, top, call("mod", x[1], c))
-        case Call(fn="cast", args=(a,)) if a.dtype != "bool":
-            if is_float(a.dtype) and is_int(e.dtype):
-                return _summary(box, e)
-            x = interval(box, a)
-            if x is None:
-                return None
-            if is_int(e.dtype) and is_int(a.dtype) and not _holds(e.dtype, a.dtype):
-                return _unwrapped(e, lambda x: x, x)
-            return cast(x[0], e.dtype), cast(x[1], e.dtype)
         case Call(fn="cast", args=(a,)):
-            return cast(must(box, a), e.dtype), cast(may(box, a), e.dtype)
+            return _converted(box, e, a)
         case Call(fn="where", args=(c, a, b)):
-            x, y = interval(box, a), interval(box, b)
-            if x is None or y is None:
-                return None
-            all_yes, none_yes = must(box, c), call("not", may(box, c))
-            low = call("where", all_yes, x[0], call("where", none_yes, y[0], call("min", x[0], y[0])))
-            return low, call("where", all_yes, x[1], call("where", none_yes, y[1], call("max", x[1], y[1])))
-        case Call(fn=("sqrt" | "log") as fn, args=(a,)):
-            x = interval(box, a)
-            if x is None:
-                return None
-            # Some element may be NaN, which no comparison holds for: then neither does one with these bounds.
-            nan = call("lt", x[0], const(0, x[0].dtype))
-            low, high = (call("where", nan, const(float("nan"), e.dtype), call(fn, end)) for end in x)
-            return low, high
-        case Call(fn=("exp" | "tanh" | "sigmoid" | "floor" | "ceil" | "round" | "trunc") as fn, args=(a,)):
-            x = interval(box, a)
-            return None if x is None else (call(fn, x[0]), call(fn, x[1]))
+            return _selected(box, c, a, b)
+        case Call():
+            bounds = _by_rule(box, e, FUNCTIONS[e.fn])
+            return _summary(box, e) if bounds is None else bounds
         case _:
             return _summary(box, e)
+
+
+def _by_rule(box: Box, e: Call, row: Function) -> Interval | None:
+    """The bounds that follow from those of the operands."""
+    known = [interval(box, a) for a in e.args if a.dtype != "bool"]
+    operands = [x for x in known if x is not None]
+    if len(operands) < len(e.args):
+        return None
+    if row.wraps:
+        return _unwrapped(e, row, *operands)
+    return row.bounds(EXPRESSIONS, *operands)
+
+
+def _converted(box: Box, e: Call, a: Expr) -> Interval | None:
+    if a.dtype == "bool":
+        return cast(must(box, a), e.dtype), cast(may(box, a), e.dtype)
+    if is_float(a.dtype) and is_int(e.dtype):
+        return _summary(box, e)
+    x = interval(box, a)
+    if x is None:
+        return None
+    if is_int(e.dtype) and is_int(a.dtype) and not _holds(e.dtype, a.dtype):
+        if e.dtype in ("i32", "i64") and _of_positions(e):
+            return x
+        return _fitting(e, (cast(x[0], "i64"), cast(x[1], "i64")), (x,))
+    return cast(x[0], e.dtype), cast(x[1], e.dtype)
+
+
+def _selected(box: Box, c: Expr, a: Expr, b: Expr) -> Interval | None:
+    x, y = interval(box, a), interval(box, b)
+    if x is None or y is None:
+        return None
+    all_yes, none_yes = must(box, c), call("not", may(box, c))
+    low = call("where", all_yes, x[0], call("where", none_yes, y[0], call("min", x[0], y[0])))
+    return low, call("where", all_yes, x[1], call("where", none_yes, y[1], call("max", x[1], y[1])))
 
 
 def _opaque(e: Expr) -> bool:
@@ -230,17 +219,6 @@ def _summary(box: Box, e: Expr) -> Interval | None:
         return None
     low, high = box.extreme("min", e), box.extreme("max", e)
     return None if low is None or high is None else (low, high)
-
-
-def _both(box: Box, e: Call, a: Expr, b: Expr, combine: Combine) -> Interval | None:
-    x, y = interval(box, a), interval(box, b)
-    return None if x is None or y is None else _unwrapped(e, combine, x, y)
-
-
-def _magnitude(x: Interval) -> Interval:
-    zero = const(0, x[0].dtype)
-    low = call("max", zero, call("max", x[0], call("neg", x[1])))
-    return low, call("max", call("abs", x[0]), call("abs", x[1]))
 
 
 def _holds(wide: DType, narrow: DType) -> bool:
@@ -277,17 +255,23 @@ def _stays(x: Expr) -> bool:
             return True
 
 
-def _unwrapped(e: Call, combine: Combine, *operands: Interval) -> Interval:
+def _unwrapped(e: Call, row: Function, *operands: Interval) -> Interval | None:
     """The bounds of `e`, an operation on numbers in `operands`. Integers wrap around: where the bounds leave the type, or could
     not be computed, nothing is known and they are those of the type. (The difference of segment ids in uint8 wraps at once.)"""
-    exact = combine(*operands)
-    if not is_int(e.dtype) or e.fn in ("max", "min"):
+    exact = row.bounds(EXPRESSIONS, *operands)
+    if exact is None or not is_int(e.dtype):
         return exact
-    least, most = _limits(e.dtype)
-    ends = [cast(x, "i64") for o in operands for x in o]
     if e.dtype in ("i32", "i64") and _of_positions(e):
         return exact
-    low, high = combine(*((cast(a, "i64"), cast(b, "i64")) for a, b in operands))
+    wide = row.bounds(EXPRESSIONS, *((cast(a, "i64"), cast(b, "i64")) for a, b in operands))
+    return None if wide is None else _fitting(e, wide, operands)
+
+
+def _fitting(e: Call, bounds: Interval, operands: Sequence[Interval]) -> Interval:
+    """`bounds`, in i64, where they lie in the type of `e` and `operands` were small enough to compute them; else its limits."""
+    low, high = bounds
+    least, most = _limits(e.dtype)
+    ends = [cast(x, "i64") for o in operands for x in o]
     fits = call("and", call("ge", low, const(least, "i64")), call("le", high, const(most, "i64")))
     if any(x.dtype == "i64" for o in operands for x in o):
         far = const(2**31 if e.fn == "mul" else 2**62, "i64")
@@ -296,9 +280,10 @@ def _unwrapped(e: Call, combine: Combine, *operands: Interval) -> Interval:
                 fits = call("and", fits, const(abs(x.value) < far.value, "bool"))
             else:
                 fits = call("and", fits, call("and", call("le", call("neg", far), x), call("lt", x, far)))
-    bounds = ((low, least), (high, most))
-    known, unknown = ([cast(x, e.dtype) for x, _ in bounds], [const(y, e.dtype) for _, y in bounds])
-    return call("where", fits, known[0], unknown[0]), call("where", fits, known[1], unknown[1])
+    return (
+        call("where", fits, cast(low, e.dtype), const(least, e.dtype)),
+        call("where", fits, cast(high, e.dtype), const(most, e.dtype)),
+    )
 
 
 def _affine(box: Box, e: Expr) -> Interval | None:
@@ -313,29 +298,6 @@ def _affine(box: Box, e: Expr) -> Interval | None:
         ends = (box.low[axis], box.high[axis]) if coefficient.value >= 0 else (box.high[axis], box.low[axis])
         low = call("add", low, call("mul", coefficient, ends[0]))
         high = call("add", high, call("mul", coefficient, ends[1]))
-    return low, high
-
-
-def _product(box: Box, e: Call, a: Expr, b: Expr) -> Interval | None:
-    for number, other in ((a, b), (b, a)):
-        if isinstance(number, Const):
-            x = interval(box, other)
-            return None if x is None else _unwrapped(e, _scaled_by, x, (number, number))
-    x, y = interval(box, a), interval(box, b)
-    return None if x is None or y is None else _unwrapped(e, _corners, x, y)
-
-
-def _scaled_by(x: Interval, y: Interval) -> Interval:
-    number = y[0]
-    ends = (call("mul", x[0], number), call("mul", x[1], number))
-    return ends if isinstance(number, Const) and number.value >= 0 else (ends[1], ends[0])
-
-
-def _corners(x: Interval, y: Interval) -> Interval:
-    corners = [call("mul", p, q) for p in x for q in y]
-    low = high = corners[0]
-    for c in corners[1:]:
-        low, high = call("min", low, c), call("max", high, c)
     return low, high
 
 
@@ -591,24 +553,22 @@ def _infinite_here(box: Box, u: Expr) -> bool:
             return is_float(u.dtype) and abs(u.value) == -NEG_INF
         case Load():
             return is_float(u.dtype) and bool(box.axes(u))
-        case Call(fn=("exp" | "exp2" | "sigmoid" | "tanh")):
-            return False  # scores are masked with -inf, not with inf
-        case Call(fn=("log" | "log2"), args=(a,)):
-            return bool(box.axes(a)) or _may_be_infinite(box, a)
-        case Call(fn="div", args=(a, b)):
-            return bool(box.axes(b)) or _may_be_infinite(box, a)
-        case Call(fn="pow", args=(a, n)) if not isinstance(n, Const) or n.value < 0:
-            return bool(box.axes(a)) or _may_be_infinite(box, a)
         case Call(fn="where", args=(_, a, b)):
             return _may_be_infinite(box, a) or _may_be_infinite(box, b)
-        case Call(args=args):
-            return any(_may_be_infinite(box, a) for a in args)
+        case Call(fn="cast", args=(a,)):
+            return _may_be_infinite(box, a)
+        case Call():
+            row = FUNCTIONS[u.fn]
+            if row.finite_where_masked:
+                return False  # scores are masked with -inf, not with inf
+            pole = None if row.pole is None or (u.fn == "pow" and _at_least_zero(u.args[1])) else u.args[row.pole]
+            return (pole is not None and bool(box.axes(pole))) or any(_may_be_infinite(box, a) for a in u.args)
         case _:
             return False
 
 
-# What these make of -inf is a number, or infinite.
-_OF_INFINITY = frozenset({"exp", "exp2", "expm1", "sigmoid", "tanh", "max", "min", "neg", "abs", "cast", "add"})
+def _at_least_zero(n: Expr) -> bool:
+    return isinstance(n, Const) and n.value >= 0
 
 
 def _may_be_nan(box: Box, u: Expr) -> bool:
@@ -623,10 +583,10 @@ def _nan_here(box: Box, u: Expr) -> bool:
         case Call(args=args) if is_float(u.dtype):
             if any(_may_be_nan(box, a) for a in args):
                 return True
-            if u.fn in _OF_INFINITY or not any(_masks(box, a) for a in args):
+            if u.fn == "cast" or FUNCTIONS[u.fn].keeps_infinity or not any(_masks(box, a) for a in args):
                 return False
             # A number or a tensor that scales scores is taken for neither 0 nor infinite.
-            return u.fn not in ("mul", "div", "sub") or all(_masks(box, a) or _of_scores(box, a) for a in args)
+            return FUNCTIONS[u.fn].infinite != "combined" or all(_masks(box, a) or _of_scores(box, a) for a in args)
         case _:
             return False
 
@@ -672,22 +632,44 @@ def _vanishing(box: Box, g: Expr, fills: Fills) -> Expr:
     match g:
         case Const():
             return const(g.value == 0, "bool")
-        case Call(fn="mul", args=(a, b)):
-            return call("or", *(vanishes(box, x, fills) if _finite(box, y) else NO for x, y in ((a, b), (b, a))))
-        case Call(fn="div", args=(a, _)):
+        case Call(fn="cast", args=(a,)):
             return vanishes(box, a, fills)
-        case Call(fn=("neg" | "cast" | "abs" | "sqrt"), args=(a,)):
-            return vanishes(box, a, fills)
-        case Call(fn=("add" | "sub"), args=(a, b)):
-            return call("and", vanishes(box, a, fills), vanishes(box, b, fills))
-        case Call(fn="where", args=(c, a, b)):
-            return _either(box, c, vanishes(box, a, fills), vanishes(box, b, fills))
-        case Call(fn=("exp" | "exp2" | "sigmoid"), args=(a,)):
-            return masked(box, a, fills)
-        case Call(fn="max", args=(a, Const() as k)) if k.value == 0:
-            return masked(box, a, fills)
+        case Call():
+            return FUNCTIONS[g.fn].zero_where_masked(_Masked(box, fills), *g.args)
         case _:
             return NO
+
+
+@dataclass(frozen=True)
+class _Masked:
+    """What rows of FUNCTIONS ask of their operands (`rules.Masked`), over a box."""
+
+    box: Box
+    fills: Fills
+
+    def zero(self, e: Expr) -> Expr:
+        return vanishes(self.box, e, self.fills)
+
+    def zero_beside(self, e: Expr, other: Expr) -> Expr:
+        return self.zero(e) if _finite(self.box, other) else NO
+
+    def filled(self, e: Expr) -> Expr:
+        return masked(self.box, e, self.fills)
+
+    def chosen(self, condition: Expr, yes: Expr, no: Expr) -> Expr:
+        return _either(self.box, condition, yes, no)
+
+    def number(self, e: Expr) -> float | None:
+        return e.value if isinstance(e, Const) else None
+
+    def all(self, a: Expr, b: Expr) -> Expr:
+        return call("and", a, b)
+
+    def any(self, a: Expr, b: Expr) -> Expr:
+        return call("or", a, b)
+
+    def never(self) -> Expr:
+        return NO
 
 
 def _finite(box: Box, factor: Expr) -> bool:
