@@ -47,14 +47,15 @@ def kept(shape: Sequence[int], layout: str, g: torch.Generator) -> torch.Tensor:
     return blocks & scattered if layout == "scattered blocks" else blocks.clone()
 
 
-
 @dataclass(frozen=True)
 class Input:
-    """An argument: its dimensions by name (for symbolic sizes), and how to make it."""
+    """An argument: its dimensions by name (for symbolic sizes), and how to make it. `wrong`: numbers that are no index into what
+    it is an index of."""
 
     name: str
     dims: tuple[str, ...]
     make: Maker
+    wrong: tuple[int, ...] = ()
 
 
 @dataclass
@@ -71,6 +72,7 @@ class Program:
     symbolic: bool
     made: Mapping[str, int]
     overrides: Mapping[str, int]
+    strict: bool = False
 
     def function(self, double: bool = False, wide: bool = False) -> Callable[..., Any]:
         """The program as a function; `double` reads its type names as float64, `wide` each as the next wider one."""
@@ -174,8 +176,8 @@ class _Writer:
 
     # ------------------------------------------------------------------------------------ inputs
 
-    def give(self, name: str, dims: str, make: Maker) -> str:
-        self.inputs.append(Input(name, tuple(dims.split()), make))
+    def give(self, name: str, dims: str, make: Maker, wrong: tuple[int, ...] = ()) -> str:
+        self.inputs.append(Input(name, tuple(dims.split()), make, wrong))
         return name
 
     def normal(self, name: str, dims: str, scale: float = 1.0, offset: float = 0.0) -> str:
@@ -454,14 +456,16 @@ class _Writer:
                 self.normal(name, f"{entries} h")
                 n, m = self.size["n"], self.size["m"]
                 kind = c.pick(f"index type {k}", torch.int64, torch.int32)
-                self.give(f"at{k}", "n m", lambda g: torch.randint(first, entries, (n, m), generator=g).to(kind))
+                wrong = (entries, -1 if how == "embedded" else -entries - 1, 10**9)
+                self.give(f"at{k}", "n m", lambda g: torch.randint(first, entries, (n, m), generator=g).to(kind), wrong)
                 read = f"F.embedding(at{k}, {name})" if how == "embedded" else f"{name}[at{k}]"
                 value = f"{read}.permute(2, 0, 1)"
             case "gathered":
                 b, h, n, m = (self.size[x] for x in ("b", "h", "n", "m"))
                 entries = c.pick(f"entries {k}", 16, 1, 2, 33)
                 self.normal(name, f"b h n {entries}")
-                self.give(f"at{k}", "b h n m", lambda g: torch.randint(0, entries, (b, h, n, m), generator=g))
+                wrong = (entries, -1, 10**9)
+                self.give(f"at{k}", "b h n m", lambda g: torch.randint(0, entries, (b, h, n, m), generator=g), wrong)
                 value = f"{name}.gather(-1, at{k})"
             case "turned":
                 self.normal(name, "b m n h")

@@ -7,11 +7,11 @@
     cpu          compiled code, called from the rewritten graph as the torch backend calls it
 
 Every level but the first runs inside the rewritten graph, in the place of the call of a region, so that what is compared are the
-program's own results. NaN and infinities must be where eager has them, and the error is held against the numeric contract. On
-results of a few elements eager is at times exact by luck: before a program is called wrong its errors are taken over more data.
-Where a rare element decides (two large scores nearly equal, a small number that is squared and divided by), the largest error of
-one evaluation says little on any amount of data: at last every error is taken in units of eager's own error in that element, over
-evaluations that round and add up differently.
+program's own results. NaN and infinities must be where eager has them, indices that are out of range raise, and the error is
+held against the numeric contract. On results of a few elements eager is at times exact by luck: before a program is called wrong
+its errors are taken over more data. Where a rare element decides (two large scores nearly equal, a small number that is squared
+and divided by), the largest error of one evaluation says little on any amount of data: at last every error is taken in units of
+eager's own error in that element, over evaluations that round and add up differently.
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ def check(p: Program, levels: Sequence[str] = LEVELS, data: int = 0, traced: Tra
                     _judge(p, run, got, eager, exact, True)
                 else:
                     _judge(p, run, got, where_finite(got, eager, wide), exact, level == "kernel")
+                if level == "cpu":
+                    _wrong_indices(p, run, args)
     except Wrong as e:
         out.failed = (level, str(e))
     except Exception as e:
@@ -122,6 +124,28 @@ def check(p: Program, levels: Sequence[str] = LEVELS, data: int = 0, traced: Tra
         inside = next((f for f in reversed(where) if "/aicf/" in f.filename), where[-1])
         out.failed = (level, f"{type(e).__name__}: {e} (at {inside.filename.rpartition('/')[2]}:{inside.lineno})")
     return out
+
+
+def _wrong_indices(p: Program, run: Run, args: Sequence[torch.Tensor]) -> None:
+    """An index that is out of range raises in compiled code as in eager, saying which it is, and the next call is right again."""
+    for k, x in enumerate(p.inputs):
+        for wrong in x.wrong if args[k].numel() else ():
+            changed = list(args)
+            changed[k] = args[k].clone()
+            changed[k].view(-1)[(p.seed + wrong) % args[k].numel()] = wrong
+            try:
+                _eager(p, changed)
+            except (IndexError, RuntimeError):
+                pass
+            else:
+                raise Wrong(f"eager takes {wrong} for an index in {x.name}")
+            try:
+                run(changed)
+            except (IndexError, RuntimeError) as e:
+                if f"index {wrong} " not in str(e) and "out of" not in str(e):
+                    raise Wrong(f"the index {wrong} in {x.name} is called '{e}'") from None
+            else:
+                raise Wrong(f"eager raises for the index {wrong} in {x.name}, compiled code does not")
 
 
 @contextlib.contextmanager
@@ -219,7 +243,7 @@ def prepare(p: Program) -> Traced:
     fakes = [_fake(mode, p, k, x) for k, x in enumerate(args)]
     graph = trace(p.function(), mode, fakes)
     reading = read(graph)
-    options = Options(fuse="always", threads=p.threads, schedule=p.schedule or None)
+    options = Options(fuse="always", threads=p.threads, schedule=p.schedule or None, strict=p.strict)
     regions = compile_graph(reading.graph, options, frozenset(reading.anchors), reading.parameters, {}).regions
     # Rewriting changes the graph that was read: the semantic level runs a copy from before.
     plain, copied = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
@@ -237,7 +261,7 @@ _LAST: list[tuple[Any, Traced]] = []  # traces of the last program's text, for s
 
 def prepared(p: Program) -> Traced:
     """`prepare`, or a trace of the last program when it was of the same text and one that holds for these sizes too."""
-    key = (p.text, p.dtype, p.schedule, p.threads, [x.dims for x in p.inputs], {} if p.symbolic else p.sizes)
+    key = (p.text, p.dtype, p.schedule, p.threads, p.strict, [x.dims for x in p.inputs], {} if p.symbolic else p.sizes)
     if _LAST and _LAST[0][0] != key:
         _LAST.clear()
     for _, traced in _LAST:

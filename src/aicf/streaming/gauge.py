@@ -213,6 +213,10 @@ class _Motions:
                 return _product(a[0], m[0], a[1], m[1])
             case "div" if m[1].scales and not m[1].anything:
                 return _product(a[0], m[0], call("div", ONE, a[1]), Motion(call("neg", m[1].power)))
+            case "div" if m[1].anything and m[0].scales:
+                return Motion(anything=True)  # by 0, an infinity or NaN: it is one of these itself
+            case "exp" | "exp2" if m[0].special:
+                return Motion(anything=True)  # 0, infinity or NaN, wherever it is seen from
             case "exp" | "exp2" if _poly(m[0].power) == {} and not m[0].anything:
                 unit = 1.0 if e.fn == "exp" else LN2
                 return Motion(call("mul", const(unit, "f64"), m[0].drift))

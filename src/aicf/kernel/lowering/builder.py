@@ -105,9 +105,11 @@ class KernelBuilder:
         if source is None:
             return x
         at: list[Expr] = []
-        for i, dim in zip(x.index, map(_expression, source.shape), strict=True):
+        for k, (i, dim) in enumerate(zip(x.index, map(_expression, source.shape), strict=True)):
             within = isinstance(i, Const) or (isinstance(i, Var) and self.lengths.get(i) is dim)
-            last = call("sub", dim, integer_const(1))
+            # A symbol of the source graph may be none of the region's: the tensor's own size is always known.
+            size = dim if isinstance(dim, Const) else index(f"{self.tensors[x.tensor]}_{k}")
+            last = call("sub", size, integer_const(1))
             at.append(i if within else call("max", integer_const(0), call("min", i, last)))
         return load(x.tensor, tuple(at), x.dtype)
 
