@@ -13,7 +13,7 @@ import pytest
 
 from tests.tracked import FOLDERS, ROOT, python_files
 
-TYPED = ("src", "tests", "examples")
+TYPED = ("src", "tests", "examples", "docs")
 
 
 def run(command: Sequence[str], files: Sequence[Path]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("src", "tests", "examples", "benchmarks")
+FOLDERS = ("src", "tests", "examples", "benchmarks", "docs")
 
 
 def python_files(folders: Sequence[str] = FOLDERS, root: Path = ROOT) -> list[Path]:

@@ -184,7 +184,7 @@ def kv_major(tile_m: int = 20, tile_n: int = 16, rows: int = 6) -> Kernel:
 
 
 def split_kv(splits: int = 3, tile_m: int = 20, tile_n: int = 16, rows: int = 6) -> Kernel:
-    """Each item streams one chunk of the keys and leaves its state; a second parallel statement combines them (theorem T2)."""
+    """Each item streams one chunk of the keys and leaves its state; a second statement combines them (docs/theory.md, T2)."""
     ax = (*axes(8, 12, tile_m, tile_n), Axis("c", size(splits), splits))
     scratch = (
         TensorParam("pm", "f32", (B, H, size(splits), N), "scratch"),

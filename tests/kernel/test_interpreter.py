@@ -97,7 +97,7 @@ def test_float64_runs_agree_with_the_direct_computation(n: int, m: int, tile_m: 
     q, k, v = inputs(seed, 1, 2, n, m, 8, 16)
     out, _ = run(kernel, {"Q": q, "K": k, "V": v}, {"B": 1, "H": 2, "N": n, "M": m}, double=True)
     exact = programs.plain(q, k, v, lambda s: s * 0.125, np.float64)
-    # A priori (streaming.md 5.1): scores are off by d u |q||k| and enter exp; sums of m positive terms by m u; rescaling, exp
+    # A priori (docs/theory.md, 8): scores are off by d u |q||k| and enter exp; sums of m positive terms by m u; rescaling, exp
     # and division by a few u per tile; all relative to the largest |v|. Both sides err, hence twice.
     u = np.finfo(np.float64).eps / 2
     scores = 8 * np.linalg.norm(q, axis=-1).max() * np.linalg.norm(k, axis=-1).max() * 0.125

@@ -1,4 +1,4 @@
-"""The derivation on the cascades of streaming.md, section 1.5: one pass gives what the cascade as written gives."""
+"""The derivation on the cascades of many kinds (docs/theory.md, 2): one pass gives what the cascade as written gives."""
 
 from __future__ import annotations
 

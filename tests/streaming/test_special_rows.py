@@ -1,4 +1,4 @@
-"""Rows of section 1.6: all -inf, NaN, infinities. NaN and infinities come out where the cascade as written has them."""
+"""Special rows (docs/theory.md, 5): all -inf, NaN, infinities come out where the cascade as written has them."""
 
 from __future__ import annotations
 

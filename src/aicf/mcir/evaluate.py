@@ -304,7 +304,7 @@ class _Run:
         return tuple(self.widths[a] for a in value.axes[1:])
 
     def _combined(self, mine: States, theirs: States) -> States:
-        """Two partial states of the same rows as one (theorem T2)."""
+        """Two partial states of the same rows as one (docs/theory.md, T2)."""
         env: dict[str, Any] = dict(self.env)
         other = dict(env)
         both: States = {}

@@ -102,5 +102,5 @@ def identity_of(op: str) -> Const:
 
 
 def reference_of(op: str, extremum: Expr) -> Expr:
-    """The reference that goes with an extremum: 0 while nothing was seen (streaming.md 1.6)."""
+    """The reference that goes with an extremum: 0 while nothing was seen (docs/theory.md, 5)."""
     return call("where", call("eq", extremum, identity_of(op)), const(0.0, "f32"), extremum)

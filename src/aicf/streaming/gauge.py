@@ -1,4 +1,4 @@
-"""Which references are free (theorem T4): the outputs stay the same when a reference is shifted and its sums rebased.
+"""Which references are free (docs/theory.md, T4): the outputs stay the same when a reference is shifted and its sums rebased.
 
     m -> m + t,  l -> l * exp(-t),  o -> o * exp(-t):     m + log(l) and o / l stay as they are
 

@@ -51,7 +51,7 @@ def _extremum(b: Base, x: Any, y: Any) -> Any:
 
 
 def _references(p: StreamProgram, state: State) -> dict[str, Any]:
-    """The extrema, or 0 while they are the identity (section 1.6): `-inf - 0` where `-inf - -inf` would be NaN."""
+    """The extrema, or 0 while they are the identity (docs/theory.md, 5): `-inf - 0` where `-inf - -inf` would be NaN."""
     out: dict[str, Any] = {}
     for b in p.bases:
         value = np.asarray(state[b.name])
@@ -121,7 +121,7 @@ def combine(
     halves: bool = False,
     read: Read | None = None,
 ) -> State:
-    """The state of two parts of the stream together: associative and commutative, with `init` as its unit (theorem T2)."""
+    """The state of two parts of the stream together: associative, commutative, with `init` as its unit (docs/theory.md, T2)."""
     options: dict[str, Any] = {"tensors": tensors, "double": double, "halves": halves, "read": read}
     new: State = {x.name: _extremum(x, a[x.name], b[x.name]) for x in p.bases}
     references = _references(p, new)

@@ -34,7 +34,7 @@ class Base:
     """A running extremum `name = op(init, op over the stream of body)`; no init means the operation's identity.
 
     Sums are kept relative to the reference `ref`: the extremum itself, 0 while it is still the identity. `gauge_free`:
-    the outputs are the same for any other reference (theorem T4), so that it may lag behind or be fixed. `finalize` then
+    the outputs are the same for any other reference (docs/theory.md, T4), so that it may lag behind or be fixed. `finalize` then
     takes the reference in the extremum's place, save in comparisons with the identity, which are about the extremum.
     """
 

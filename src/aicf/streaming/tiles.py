@@ -3,7 +3,7 @@
 Given a box i in [i_lo, i_hi], j in [j_lo, j_hi] whose ends are expressions of loop variables, `must(c)` is an expression that
 implies that `c` holds at every position of the box, and `masked(u)` one that implies that `u` is the mask's fill value
 everywhere. False is always a sound answer. The expressions are a handful of scalar operations that a kernel evaluates once per
-tile; no list of tiles and no rows x keys work exists anywhere (streaming.md, 2.3).
+tile; no list of tiles and no rows x keys work exists anywhere (docs/theory.md, 6.2).
 
 Per-token tensors (document ids, lengths, padding masks) enter through their extremes over the tile, which are computed once per
 call in O(tokens): a `Box` collects which are needed. A dense mask, a tensor with a value for every (row, key),
@@ -412,7 +412,7 @@ class Fills:
 
 def masked(box: Box, u: Expr, fills: Fills) -> Expr:
     """An expression that implies: `u` is -inf, or at most a fill value recorded in `fills`, everywhere in the box. Operands that
-    are added to a fill, or multiplied with zero, are assumed finite (the policy of streaming.md 2.2)."""
+    are added to a fill, or multiplied with zero, are assumed finite (docs/theory.md, 6.2)."""
     return _proved(box, "masked by a switch", u, fills, _by_switch)
 
 

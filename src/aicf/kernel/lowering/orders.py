@@ -2,7 +2,7 @@
 
 q_major             parallel rows: { states = initial; stream keys: block; store outputs }
 q_major, kv_split   parallel rows, parts: { stream a part of the keys; spill states }
-                    parallel rows: { stream parts: combine; store outputs }                     (theorem T2)
+                    parallel rows: { stream parts: combine; store outputs }                     (docs/theory.md, T2)
 kv_major            parallel items: { stream keys: { stream rows: fetch states; block; spill states } ; store outputs }
 """
 
@@ -17,7 +17,7 @@ from aicf.mcir.payloads import reference_of
 from aicf.scalar import Const, Expr, call, const, index, integer_const, substitute, var
 
 TRUE = const(True, "bool")
-ABSORBED = 104.0  # exp(-104) is 0 in fp32 (streaming.md 2.1)
+ABSORBED = 104.0  # exp(-104) is 0 in fp32 (docs/theory.md, 6.3)
 
 
 def q_major(b: KernelBuilder) -> tuple[Parallel, ...]:
@@ -121,7 +121,7 @@ def _row_ends(b: KernelBuilder) -> tuple[tuple[str, Expr], ...]:
 
 
 def _combine(b: KernelBuilder, count: Expr) -> list[Stmt]:
-    """The state of one more part taken in (streaming.md, T2). Tiles here are as long as the row tile: names of their own."""
+    """The state of one more part taken in (docs/theory.md, T2). Tiles here are as long as the row tile: names of their own."""
     out: list[Stmt] = []
     part = index("c0")
     mine: dict[Expr, Expr] = {}
