@@ -37,7 +37,7 @@ from aicf.mcir import defaults as mcir_defaults
 from aicf.mcir import payloads as mcir_payloads
 from aicf.mcir import verifier as mcir_verifier
 from aicf.mcir.regions import Region
-from aicf.scalar import BYTES, FUNCTIONS, MONOIDS, Call, Const, Load, Reduce, Var, show
+from aicf.scalar import BYTES, FUNCTIONS, MONOIDS, Call, Const, Function, Load, Reduce, Var, show
 from aicf.semantic import OPS, Graph, Node, TensorType
 from aicf.semantic import verifier as semantic_verifier
 
@@ -59,9 +59,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def plain_fields(rows: Sequence[Any]) -> str:
-    """Data class instances as a table: a column for each field that holds words, numbers or truth values in every row."""
-    names = [f.name for f in fields(rows[0]) if all(_is_plain(getattr(r, f.name)) for r in rows)]
-    return table(names, ([_cell(getattr(r, n)) for n in names] for r in rows))
+    """Data class instances as a table: a column for each field that holds words, numbers or truth values in every row. A cell
+    is empty where the field has its default."""
+    plain = [f for f in fields(rows[0]) if all(_is_plain(getattr(r, f.name)) for r in rows)]
+    return table(
+        [f.name for f in plain],
+        (["" if getattr(r, f.name) == f.default else _cell(getattr(r, f.name)) for f in plain] for r in rows),
+    )
 
 
 def _is_plain(value: object) -> bool:
@@ -239,6 +243,7 @@ def kernel_statements() -> str:
 PARTS: Mapping[str, Callable[[], str]] = {
     "scalar-types": scalar_types,
     "scalar-functions": scalar_functions,
+    "scalar-function-row": lambda: prose(Function),
     "scalar-expressions": lambda: classes(Const, Var, Load, Call, Reduce),
     "monoids": monoids,
     "semantic-types": lambda: classes(TensorType, Node, Graph),
