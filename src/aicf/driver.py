@@ -301,7 +301,7 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     result.status, result.reason = "streamed", decision.reason
     result.region, result.executable = region, executable
     result.inputs = [found.loads[name] for name in binding.inputs.values()]
-    outputs = {e.node.name: e.node for e in found.exits}
+    outputs = {e.node.name: e.node for e in found.outputs}
     result.outputs = [outputs[name] for name in binding.outputs.values()]
     result.size_names = executable.symbols
     result.rows_end = max((s.step for s in statements(kernel.body) if isinstance(s, Rows) and s.ends), default=0)
@@ -336,7 +336,8 @@ def _assumed(proof: TileProof) -> str:
 
 def _specialised(found: Recognised) -> str:
     """What a kernel is made for. Lengths, batches and heads are arguments of it."""
-    widths = [f"head dim {show(a.width)}" for a in found.atoms] + [f"value width {show(found.extents[c])}" for c in found.columns]
+    widths = [f"head dim {show(s.width)}" for s in found.scores]
+    widths += [f"value width {show(found.extents[c])}" for c in found.columns]
     types = sorted({n.type.dtype for n in found.loads.values() if is_float(n.type.dtype)})
     return f"{', '.join(dict.fromkeys([*widths, *types]))}; any length, batch and number of heads"
 
@@ -348,7 +349,7 @@ def _machine(target: Target | str | None) -> Target:
 
 def unfused(found: Recognised, hints: Mapping[str, int]) -> int | None:
     """Bytes of the score-shaped tensors that the unfused form has alive at once: the scores and what is made of them."""
-    total = 2 * BYTES[found.atoms[0].row.dtype if found.atoms else "f32"]
+    total = 2 * BYTES[found.scores[0].row.dtype if found.scores else "f32"]
     for v in (*found.batch, found.row, found.stream):
         n = _number(found.extents[v], hints)
         if n is None:

@@ -42,7 +42,7 @@ from aicf.mcir.passes.streaming_lowering import detected_meaning
 from aicf.scalar import DType, Expr, Load, evaluate, integer
 from aicf.semantic import Graph, Node
 from aicf.semantic.evaluate import run_graph
-from aicf.streaming import program as stream_programs
+from aicf.streaming import evaluate as stream_programs
 from aicf.streaming.recognise import Recognised
 
 from .grammar import DTYPES, Program
@@ -417,7 +417,7 @@ def _stream_region(result: RegionResult, inputs: Sequence[torch.Tensor], sizes: 
     extents = [integer(found.extents[v], sizes) for v in axes]
     positions = {v.name: env[v.name] for v in axes} | dict(sizes)
     results: list[torch.Tensor] = []
-    for k, e in enumerate(found.exits):
+    for k, e in enumerate(found.outputs):
         own = [n if v in found.batch or v is found.row or v in e.columns else 1 for v, n in zip(axes, extents, strict=True)]
         out = np.full([integer(d, sizes) for d in e.node.type.shape], np.nan)
         at = tuple(np.broadcast_to(evaluate(x, positions), own) for x in e.at)
@@ -448,7 +448,7 @@ def stream_env(found: Recognised, tensors: Mapping[str, Any], sizes: Mapping[str
     wide = {k: np.asarray(x)[..., None] if np.ndim(x) else x for k, x in env.items()}
     batch = len(found.batch)
     scores: dict[str, Any] = {}
-    for a in found.atoms:
+    for a in found.scores:
         own = {**wide, a.over.name: np.arange(integer(a.width, sizes)).reshape([1] * rank + [-1])}
         width = integer(a.width, sizes)
 

@@ -205,7 +205,7 @@ def test_a_row_is_enough_for_derivatives_and_signs(cube: Function) -> None:
 def test_a_row_is_enough_for_running_extrema(cube: Function) -> None:
     """max over j of cube(s - m) is the cube of max s - m."""
     s, m = load("s", (I, J), "f32"), var("m", "f32")
-    c = Context(frozenset({J}), "f32", rho={m})
+    c = Context(frozenset({J}), "f32", row={m})
     found = extremum(c, call("cube", call("sub", s, m)), "max")
     assert isinstance(found, Call) and found.fn == "cube" and [b.body for b in c.bases.values()] == [s]
 
@@ -226,7 +226,7 @@ def test_the_extremum_of_a_function_with_a_domain_is_nan_where_an_element_lies_o
     s, m = load("s", (J,), "f64"), var("m", "f64")
     for fn, op, expected in (("sqrt", "max", math.nan), ("rsqrt", "max", math.nan), ("sqrt", "min", math.nan)):
         for values in ([1.0, 4.0, 9.0], [-1.0, 4.0, 9.0]):
-            c = Context(frozenset({J}), "f64", rho={m})
+            c = Context(frozenset({J}), "f64", row={m})
             assert op in ("max", "min")
             result = extremum(c, call(fn, call("sub", s, m)), op)
             states = {b.state.name: getattr(np, b.op)(values) for b in c.bases.values()}

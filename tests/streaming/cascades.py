@@ -12,7 +12,7 @@ import numpy as np
 
 from aicf.scalar import DType, Expr, Load, Var, call, cast, const, evaluate, index, is_float, load, var
 from aicf.streaming.derive import derive
-from aicf.streaming.program import combine, finalize, init, row_env, slice_env, step
+from aicf.streaming.evaluate import combine, finalize, init, row_env, slice_env, step
 from aicf.streaming.stream_program import NotSeparable, Reduction, StreamProgram
 
 J, E, I, H = index("j"), index("e"), index("i"), index("h")
@@ -195,7 +195,7 @@ def merged(program: StreamProgram, d: Data, cuts: Sequence[int], order: random.R
 
 
 def derived(cascade: Sequence[Reduction], outputs: Mapping[str, X] | None = None) -> StreamProgram | NotSeparable:
-    return derive(cascade, plain(outputs), J, atoms=_atoms(cascade), payload=(E,))
+    return derive(cascade, plain(outputs), J, scores=_atoms(cascade), payload=(E,))
 
 
 def _atoms(cascade: Sequence[Reduction]) -> tuple[Var, ...]:

@@ -10,7 +10,7 @@ import pytest
 
 from aicf.scalar import call, const, show
 from aicf.streaming.derive import derive
-from aicf.streaming.program import run
+from aicf.streaming.evaluate import run
 from aicf.streaming.stream_program import NotSeparable, Reduction, StreamProgram
 
 from .cascades import (
@@ -181,7 +181,7 @@ def test_a_sink_starts_the_maximum() -> None:
     cascade, o = sink_cascade()
     got = program(cascade, o=o)
     (base,) = got.bases
-    assert show(base.body) == "s" and base.init is not None and show(base.init) == "sink[i]" and base.gauge_free
+    assert show(base.body) == "s" and base.init is not None and show(base.init) == "sink[i]" and base.shift_invariant
     assert [show(s.body) for s in got.sums] == [f"exp(s - {base.ref.name})", f"exp(s - {base.ref.name}) * V[j, e]"]
     assert show(got.finalize["o"]) == f"G_o / (G_l + exp(sink[i] - {base.name}))"
 
@@ -206,7 +206,7 @@ def test_softmax_off_by_one_starts_its_maximum_at_zero() -> None:
         [reduction("m", "max", S), reduction("l", "sum", e), reduction("o", "sum", e / (r("l") + exp(-top)) * V)], o=r("o")
     )
     (base,) = got.bases
-    assert base.init is not None and show(base.init) == "f64(0.0)" and base.gauge_free
+    assert base.init is not None and show(base.init) == "f64(0.0)" and base.shift_invariant
 
 
 def test_two_maxima_joined_bound_both_streams() -> None:
@@ -329,7 +329,7 @@ def test_a_probability_from_the_logsumexp() -> None:
     e = exp(S - (r("m") + log(r("l"))))
     got = program([*softmax(), reduction("o", "sum", e * V)], o=r("o"), lse=r("m") + log(r("l")))
     # Not G_o / G_l: where m is so large that log(l) is rounded away the source does not divide by l.
-    assert show(got.finalize["o"]) == "exp(-(B_m + log(G_l) - B_m)) * G_o" and got.bases[0].gauge_free
+    assert show(got.finalize["o"]) == "exp(-(B_m + log(G_l) - B_m)) * G_o" and got.bases[0].shift_invariant
     assert all(s.stabilisers for s in got.sums)
 
 
@@ -380,7 +380,7 @@ def test_softmax_wholly_in_half_precision() -> None:
         {"o": r("o", "bf16")},
     )
     assert isinstance(got, StreamProgram)
-    assert [(b.dtype, b.gauge_free) for b in got.bases] == [("f64", True)]  # V is float64 here
+    assert [(b.dtype, b.shift_invariant) for b in got.bases] == [("f64", True)]  # V is float64 here
 
 
 BOOLEANS: dict[str, Callable[[], Cascade]] = {

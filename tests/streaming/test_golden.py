@@ -19,7 +19,7 @@ def text(program: object) -> str:
 def test_softmax_times_v() -> None:
     got = derived([*softmax(), reduction("o", "sum", p() * V)], {"o": r("o")})
     assert text(got) == dedent("""
-        stream j (atoms s)
+        stream j (scores s)
           base B_m : f64 = max of s, shift invariant
           sum G_l : f64 = sum of exp(s - ref_m), rescale exp(old_m - ref_m)
           sum G_o[e] : f64 = sum of exp(s - ref_m) * V[j, e], rescale exp(old_m - ref_m)
@@ -32,7 +32,7 @@ def test_softmax_times_v() -> None:
 def test_attention_with_a_sink() -> None:
     cascade, o = sink_cascade()
     assert text(derived(cascade, {"o": o})) == dedent("""
-        stream j (atoms s)
+        stream j (scores s)
           base B_m : f64 = max of s, from sink[i], shift invariant
           sum G_l : f64 = sum of exp(s - ref_m), rescale exp(old_m - ref_m)
           sum G_o[e] : f64 = sum of exp(s - ref_m) * V[j, e], rescale exp(old_m - ref_m)
@@ -45,7 +45,7 @@ def test_differential_attention() -> None:
     difference = p() - row("lam") * p(T, "m2", "l2")
     got = derived([*softmax(), *softmax(T, "m2", "l2"), reduction("o", "sum", difference * V)], {"o": r("o")})
     assert text(got) == dedent("""
-        stream j (atoms s, t)
+        stream j (scores s, t)
           base B_m : f64 = max of s, shift invariant
           base B_m2 : f64 = max of t, shift invariant
           sum G_l : f64 = sum of exp(s - ref_m), rescale exp(old_m - ref_m)
@@ -64,7 +64,7 @@ def test_entropy_beside_the_output() -> None:
     logp = S - r("m") - log(r("l"))
     cascade = [*softmax(), reduction("o", "sum", exp(logp) * V), reduction("H", "sum", exp(logp) * logp)]
     assert text(derived(cascade, {"o": r("o"), "entropy": -r("H")})) == dedent("""
-        stream j (atoms s)
+        stream j (scores s)
           base B_m : f64 = max of s, shift invariant
           sum G_l : f64 = sum of exp(s - ref_m), rescale exp(old_m - ref_m)
           sum G_o[e] : f64 = sum of exp(s - ref_m) * V[j, e], rescale exp(old_m - ref_m)

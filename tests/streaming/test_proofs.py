@@ -13,8 +13,8 @@ import pytest
 from aicf.scalar import Expr, call, cast, const, index, load, var
 from aicf.streaming.derive import derive
 from aicf.streaming.equality import same_value
-from aicf.streaming.gauge import gauge_free, rebases, rescales, scaling
-from aicf.streaming.program import run
+from aicf.streaming.evaluate import run
+from aicf.streaming.shift_invariance import rebases, rescales, scaling, shift_invariant_references
 from aicf.streaming.stream_program import Reduction, StreamProgram
 
 J, I, S, T, V = index("j"), index("i"), var("s", "f32"), var("t", "f32"), var("v", "f32")
@@ -34,13 +34,13 @@ def attention(outputs: dict[str, Expr]) -> StreamProgram:
         Reduction("l", "sum", call("exp", call("sub", S, M))),
         Reduction("o", "sum", call("mul", p, V)),
     ]
-    made = derive(cascade, outputs, J, atoms=[S, V])
+    made = derive(cascade, outputs, J, scores=[S, V])
     assert isinstance(made, StreamProgram)
     return made
 
 
 def free(**outputs: Expr) -> bool:
-    return gauge_free(attention(outputs)) == frozenset({"B_m"})
+    return shift_invariant_references(attention(outputs)) == frozenset({"B_m"})
 
 
 def test_what_does_not_depend_on_the_reference_is_proved_to() -> None:
@@ -90,7 +90,7 @@ def kept(outputs: dict[str, Expr]) -> StreamProgram:
         Reduction("l2", "sum", p),
         Reduction("o", "sum", call("mul", p, V)),
     ]
-    made = derive(cascade, outputs, J, atoms=[S, T, V])
+    made = derive(cascade, outputs, J, scores=[S, T, V])
     assert isinstance(made, StreamProgram)
     return made
 

@@ -11,7 +11,7 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from aicf.scalar import evaluate, show, variables, walk
-from aicf.streaming.program import finalize, init, row_env, run, step
+from aicf.streaming.evaluate import finalize, init, row_env, run, step
 from aicf.streaming.stream_program import NotSeparable, Reduction, StreamProgram
 
 from .cascades import (
@@ -157,13 +157,13 @@ def test_random_cascades(made: tuple[list[Reduction], dict[str, X]], seed: int) 
 
 @settings(max_examples=30, deadline=None)
 @given(cascades(), SEEDS, st.floats(-3.0, 3.0))
-def test_a_free_gauge_may_move(made: tuple[list[Reduction], dict[str, X]], seed: int, shift: float) -> None:
+def test_a_shift_invariant_reference_may_move(made: tuple[list[Reduction], dict[str, X]], seed: int, shift: float) -> None:
     cascade, outputs = made
     d = data(seed)
     _direct(cascade, outputs, d)
     program = derived(cascade, outputs)
     assert isinstance(program, StreamProgram)
-    free = [b for b in program.bases if b.gauge_free]
+    free = [b for b in program.bases if b.shift_invariant]
     event(f"{len(free)} of {len(program.bases)} free")
     rows = row_env(program, d.env)
     from_state = _final_state(program, d)

@@ -55,8 +55,8 @@ def test_heads_of_a_group_become_rows() -> None:
     assert result.region is not None
     found = detected_meaning(result.region)
     assert show(found.extents[found.row]) == "4"
-    assert show(found.atoms[0].row) == "q[b, h * 4 + i, 0, d]"
-    assert show(found.atoms[0].key) == "k[b, h, j, d]"
+    assert show(found.scores[0].row) == "q[b, h * 4 + i, 0, d]"
+    assert show(found.scores[0].key) == "k[b, h, j, d]"
     check(graph, 8, 2, 1)
 
 
@@ -68,5 +68,5 @@ def test_nothing_is_stacked_with_own_keys_or_several_queries() -> None:
     for graph, shape in ((decode(4, 4), (4, 4, 1)), (decode(8, 2, queries=3), (8, 2, 3))):
         result = compile_graph(graph, Options(fuse="always")).regions[0]
         assert result.region is not None
-        assert "h * " not in show(detected_meaning(result.region).atoms[0].row)
+        assert "h * " not in show(detected_meaning(result.region).scores[0].row)
         check(graph, *shape)

@@ -105,7 +105,7 @@ def changed(made: StreamProgram) -> Iterator[tuple[str, StreamProgram]]:
             yield f"{name} left out", replace(made, finalize=left)
             yield f"{name} first", replace(made, finalize={name: e, **left})
     yield "an output twice", replace(made, outputs=(*made.outputs, made.outputs[0]))
-    yield "an atom called like the stream", replace(made, atoms=(*made.atoms, var(J.name, "f32")))
+    yield "an atom called like the stream", replace(made, scores=(*made.scores, var(J.name, "f32")))
     yield "a result called like a state", replace(made, finalize={**made.finalize, made.sums[0].name: const(0.0, "f64")})
 
 
@@ -142,9 +142,9 @@ def test_all_problems_are_said_at_once_with_their_lines() -> None:
 
 def test_the_fields_that_are_changed_are_all_there_are() -> None:
     """A field added to the program has to be verified, and changed above."""
-    assert [f.name for f in fields(StreamProgram)] == ["stream", "atoms", "bases", "sums", "finalize", "outputs"]
+    assert [f.name for f in fields(StreamProgram)] == ["stream", "scores", "bases", "sums", "finalize", "outputs"]
     made = entropy()
-    assert [f.name for f in fields(made.bases[0])] == ["name", "op", "body", "init", "ref", "old", "gauge_free"]
+    assert [f.name for f in fields(made.bases[0])] == ["name", "op", "body", "init", "ref", "old", "shift_invariant"]
     assert [f.name for f in fields(made.sums[0])] == [
         "name", "body", "weight", "value", "stabilisers", "scale", "payload", "dtype", "shift",
     ]  # fmt: skip

@@ -46,7 +46,7 @@ class Candidate:
     rows: frozenset[Var]
     seen: Node
     plain: At
-    atoms: list[Node] = field(default_factory=list[Node])
+    scores: list[Node] = field(default_factory=list[Node])
     blocked: list[Node] = field(default_factory=list[Node])
     products: list[Node] = field(default_factory=list[Node])
     softmax_like: bool = False
@@ -79,7 +79,7 @@ def candidates(node: Node, views: Sequence[Node] = ()) -> list[Candidate]:
     found: list[Candidate] = []
     for one in [here, *([whole] if (whole := _folded(node, here)) is not None else [])]:
         found += _of_contraction(node, one, at, known, views, seen, plain)
-    return sorted(found, key=lambda c: (not c.atoms, not c.softmax_like))
+    return sorted(found, key=lambda c: (not c.scores, not c.softmax_like))
 
 
 def _folded(node: Node, here: Contraction) -> Contraction | None:
@@ -129,7 +129,7 @@ def _of_contraction(
                 narrowed = Candidate(node, at, c.known, over, length, weights, own, values, rows - batch, seen, plain)
                 _walk(narrowed, here)
                 c = c if narrowed.blocked else narrowed
-            if c.atoms or c.blocked:
+            if c.scores or c.blocked:
                 found.append(c)
     return found
 
@@ -154,13 +154,13 @@ def reduction_candidates(node: Node) -> list[Candidate]:
         narrowed = Candidate(node, at, c.known, over, length, c.weights, own, None, rows - batch, node, at)
         _walk(narrowed, None)
         c = narrowed
-    return [c] if c.atoms and not c.blocked and _wide(c) else []
+    return [c] if c.scores and not c.blocked and _wide(c) else []
 
 
 def _wide(c: Candidate) -> bool:
     """Whether a row of scores is larger than what it is made of: statistics of a layer's features are none of this kind."""
     made_of: Expr = integer_const(0)
-    for a in c.atoms:
+    for a in c.scores:
         here = step(a, *output_index(a))
         assert here is not None
         made_of = call("add", made_of, product(here.bound.values()))
@@ -305,8 +305,8 @@ def _walk(c: Candidate, values: Contraction | None) -> frozenset[Var]:
             mixed = [own for _, own in summed.operands if c.rows and two_axis(own, (c.stream,), c.rows)]
             row_side = [own for _, own in summed.operands if c.stream not in free(own)]
             if not mixed and row_side and len(row_side) < len(summed.operands):
-                if node not in c.atoms:
-                    c.atoms.append(node)
+                if node not in c.scores:
+                    c.scores.append(node)
                     c.products += summed.products
                 continue
             if not summed.products:
@@ -321,7 +321,7 @@ def _walk(c: Candidate, values: Contraction | None) -> frozenset[Var]:
             if two_axis(own, (c.stream,), c.rows):
                 stack.append((source, own))
                 users.setdefault(source, []).append(node)
-    c.softmax_like = whole or any(n.op in EXPONENTIALS for n in _reached([*c.atoms, *c.blocked], lambda n: users.get(n, ())))
+    c.softmax_like = whole or any(n.op in EXPONENTIALS for n in _reached([*c.scores, *c.blocked], lambda n: users.get(n, ())))
     return batch
 
 

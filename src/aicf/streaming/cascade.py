@@ -3,7 +3,7 @@
     cast(sum(k: exp(S(i,k) - max(s: S(i,s))) / sum(s: exp(S(i,s) - max(...))) * V[k,e]))
       ->  m = max_j s ; l = sum_j exp(s - m) ; o = sum_j exp(s - m) / l * V[j, e] ; returned: o
 
-Every reduction over the streamed axis takes the one variable j; score contractions become atoms (`s`), single symbols for what
+Every reduction over the streamed axis takes the one variable j; score contractions become scores (`s`), single symbols for what
 a tile-local contraction gives.
 """
 
@@ -47,7 +47,7 @@ class NotACascade(Exception):
 
 
 @dataclass(frozen=True)
-class Atom:
+class ScoreContraction:
     """A score contraction: value[i, j] = sum over `over` < `width` of `row` (free of j) * `key` (free of the row variable)."""
 
     name: str
@@ -62,7 +62,7 @@ class Atom:
 
 @dataclass
 class Extraction:
-    """Collects atoms and reductions while expressions are taken apart. `streamed(v)`: is bound variable v a run along the
+    """Collects scores and reductions while expressions are taken apart. `streamed(v)`: is bound variable v a run along the
     streamed axis (and not a contraction inside an atom)? `few(v)`: does it run over so few terms that they are written out?"""
 
     stream: Var
@@ -72,13 +72,13 @@ class Extraction:
     known: dict[Var, Expr]
     streamed: Callable[[Var], bool]
     few: Callable[[Var], bool]
-    atoms: dict[str, Atom] = field(default_factory=dict[str, Atom])
+    scores: dict[str, ScoreContraction] = field(default_factory=dict[str, ScoreContraction])
     reductions: list[Reduction] = field(default_factory=list[Reduction])
     _named: dict[tuple[object, ...], Var] = field(default_factory=dict[tuple[object, ...], Var])
     _memo: dict[Expr, Expr] = field(default_factory=dict[Expr, Expr])
 
     def take(self, e: Expr) -> Expr:
-        """`e` with reductions over the streamed axis and atoms replaced by their names. Raises NotACascade."""
+        """`e` with reductions over the streamed axis and scores replaced by their names. Raises NotACascade."""
         found = self._memo.get(e)
         if found is None:
             found = self._memo[e] = self._take(e)
@@ -88,7 +88,7 @@ class Extraction:
         if isinstance(e, Reduce) and self.few(e.var):
             return self._written_out(e)
         if isinstance(e, Reduce):
-            return self._reduction(e) if self.streamed(e.var) else self._atom(e)
+            return self._reduction(e) if self.streamed(e.var) else self._score(e)
         if isinstance(e, Load):
             return e
         return rebuild(e, tuple(self.take(c) for c in children(e)))
@@ -156,7 +156,7 @@ class Extraction:
     def _has_column(self, body: Expr) -> bool:
         return bool(variables(body) & self.columns)
 
-    def _atom(self, e: Reduce) -> Expr:
+    def _score(self, e: Reduce) -> Expr:
         if e.op != "sum":
             raise NotACascade(f"a {e.op} over {e.var.name} inside the scores is not a contraction", e.var)
         row: list[Expr] = []
@@ -171,12 +171,12 @@ class Extraction:
             (key if on_stream else row).append(factor)
         if not key:
             raise NotACascade("a contraction inside a row value cannot be streamed", e.var)
-        atom_key = ("atom", e)
-        name = self._named.get(atom_key)
+        score_key = ("score", e)
+        name = self._named.get(score_key)
         if name is None:
-            n = len(self.atoms)
-            name = self._named[atom_key] = var("s" if n == 0 else f"s{n + 1}", e.dtype)
-            self.atoms[name.name] = Atom(name.name, e.var, e.extent, _product(row, e), _product(key, e))
+            n = len(self.scores)
+            name = self._named[score_key] = var("s" if n == 0 else f"s{n + 1}", e.dtype)
+            self.scores[name.name] = ScoreContraction(name.name, e.var, e.extent, _product(row, e), _product(key, e))
         return name
 
 

@@ -1,4 +1,4 @@
-"""What is known while a cascade is taken apart: what is x, what is rho, the running extrema found so far and what they bound."""
+"""The state of a separation: which variables are streamed, which stand for earlier reductions, and the running extrema."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Refused(Exception):
 
 
 @dataclass
-class Found:
-    """A running extremum found so far."""
+class KnownExtremum:
+    """A running extremum that the program carries already."""
 
     state: Var
     op: Extremum
@@ -50,14 +50,14 @@ class Found:
 
 @dataclass
 class Context:
-    """What is known while a cascade is taken apart: which variables are x and rho, and the states found so far. `strict`: 0 times
-    an element is not taken for 0, for the element may be infinite or NaN."""
+    """The state of a separation. `streamed`: variables that differ from element to element; `row`: carried states and earlier
+    results, one for each row. `strict`: 0 times an element is not taken for 0, for the element may be infinite or NaN."""
 
-    x: frozenset[Var]
+    streamed: frozenset[Var]
     dtype: DType
-    rho: set[Var] = field(default_factory=set[Var])
+    row: set[Var] = field(default_factory=set[Var])
     values: dict[Var, Expr] = field(default_factory=dict[Var, Expr])
-    bases: dict[Var, Found] = field(default_factory=dict[Var, Found])
+    bases: dict[Var, KnownExtremum] = field(default_factory=dict[Var, KnownExtremum])
     positive: set[Var] = field(default_factory=set[Var])
     # Sums known to hold exp(u - max u), which is 1 at the maximum: name -> the key of that exponential.
     covers: dict[Var, list[Term]] = field(default_factory=dict[Var, list[Term]])
@@ -65,14 +65,14 @@ class Context:
     canonical: dict[Expr, Expr] = field(default_factory=dict[Expr, Expr])
     strict: bool = False
 
-    def has_x(self, e: Expr) -> bool:
-        return not variables(e).isdisjoint(self.x)
+    def has_streamed(self, e: Expr) -> bool:
+        return not variables(e).isdisjoint(self.streamed)
 
-    def has_rho(self, e: Expr) -> bool:
-        return not variables(e).isdisjoint(self.rho)
+    def has_row(self, e: Expr) -> bool:
+        return not variables(e).isdisjoint(self.row)
 
     def mixed(self, e: Expr) -> bool:
-        return self.has_x(e) and self.has_rho(e)
+        return self.has_streamed(e) and self.has_row(e)
 
 
 def positive(c: Context, e: Expr) -> bool:
@@ -117,8 +117,8 @@ def new_base(
     stem = f"B_{c.reduction}" if like is None else like.name
     name = next(n for n in (stem, *(f"{stem}_{i}" for i in range(1, 1 + len(taken)))) if n not in taken)
     state = var(name, dtype)
-    c.bases[state] = Found(state, op, body, init)
-    c.rho.add(state)
+    c.bases[state] = KnownExtremum(state, op, body, init)
+    c.row.add(state)
     return state
 
 
@@ -139,7 +139,7 @@ class Match:
     addends of the exponential's streamed terms that are left over (of `exp(s) * exp(s - 1)`, relative to 2 max s, that is -1).
     """
 
-    base: Found
+    base: KnownExtremum
     p: Term
     body: Expr
     exact: bool
@@ -150,8 +150,8 @@ class Match:
 
 def matching(c: Context, t: Term) -> list[Match]:
     """The extrema whose exponential must stay next to the streamed factor of `t` (the stabiliser rule)."""
-    streamed = [e for e in t.exponent if any(c.has_x(a) for a, _ in e.powers)]
-    inert = [e for e in t.exponent if not any(c.has_x(a) or c.has_rho(a) for a, _ in e.powers)]
+    streamed = [e for e in t.exponent if any(c.has_streamed(a) for a, _ in e.powers)]
+    inert = [e for e in t.exponent if not any(c.has_streamed(a) or c.has_row(a) for a, _ in e.powers)]
     if not streamed:
         return []
     out: list[Match] = []
@@ -160,7 +160,7 @@ def matching(c: Context, t: Term) -> list[Match]:
         if len(hits) != 1:
             continue
         others = tuple(p for p in e.powers if p[0] is not hits[0])
-        if any(c.has_rho(a) for a, _ in others):
+        if any(c.has_row(a) for a, _ in others):
             continue
         base = c.bases[hits[0]]
         if not others and (e.coef < 0) != (base.op == "max"):
@@ -182,7 +182,7 @@ def bounding(c: Context, streamed: list[Term], inert: list[Term], rows: list[Ter
         if base.state not in near and (keep or base.init is not None):
             continue
         body = expanded(base.body, False)
-        m = next((m for m in body if m in have and any(c.has_x(a) for a, _ in m)), None)
+        m = next((m for m in body if m in have and any(c.has_streamed(a) for a, _ in m)), None)
         p = 0.0 if m is None else have[m] / body[m]
         if p > 0 if base.op == "max" else p < 0:
             found = _covered(c, base, Term(coef=p), streamed, inert, keep)
@@ -192,7 +192,7 @@ def bounding(c: Context, streamed: list[Term], inert: list[Term], rows: list[Ter
 
 
 def _covered(
-    c: Context, base: Found, p: Term, streamed: list[Term], inert: list[Term], keep: tuple[Expr, ...]
+    c: Context, base: KnownExtremum, p: Term, streamed: list[Term], inert: list[Term], keep: tuple[Expr, ...]
 ) -> Match | None:
     bodies = _united(base)
     for body in dict.fromkeys([*bodies, *(_where_kept(b, keep) for b in bodies)]):
@@ -202,7 +202,7 @@ def _covered(
             # Products of constants multiplied out in another order differ in their last digits.
             if wanted and all(abs(have.get(m, 0.0) - k) <= 1e-12 * abs(k) for m, k in wanted.items()):
                 left = [m for m in have if m not in wanted]
-                whole = not any(c.has_x(a) for m in left for a, _ in m)
+                whole = not any(c.has_streamed(a) for m in left for a, _ in m)
                 return Match(base, p, body, strict and whole, whole, frozenset(wanted), _left(streamed, wanted, strict))
     return None
 
@@ -215,7 +215,7 @@ def _left(streamed: list[Term], wanted: Polynomial, strict: bool) -> tuple[Term,
     )
 
 
-def _united(base: Found) -> list[Expr]:
+def _united(base: KnownExtremum) -> list[Expr]:
     """The arguments of a body that is itself a maximum: the extremum bounds each of them."""
     out: list[Expr] = []
     stack = [base.body]

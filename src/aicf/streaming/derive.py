@@ -36,7 +36,7 @@ from aicf.scalar import show as show_expr
 from aicf.streaming.context import (
     RANK_LIMIT,
     Context,
-    Found,
+    KnownExtremum,
     Match,
     Refused,
     bounding,
@@ -47,9 +47,9 @@ from aicf.streaming.context import (
 )
 from aicf.streaming.equality import same_value
 from aicf.streaming.extrema import extremum
-from aicf.streaming.gauge import gauge_free
-from aicf.streaming.kept import referred_to_kept
+from aicf.streaming.mask_references import with_mask_references
 from aicf.streaming.separate import canon, separate
+from aicf.streaming.shift_invariance import shift_invariant_references
 from aicf.streaming.stream_program import Base, NotSeparable, Reduction, Shift, StreamProgram, Sum
 from aicf.streaming.terms import (
     NOTHING,
@@ -74,23 +74,23 @@ def derive(
     outputs: Mapping[str, Expr],
     stream: Var,
     *,
-    atoms: Sequence[Var] = (),
+    scores: Sequence[Var] = (),
     payload: Sequence[Var] = (),
     strict: bool = False,
 ) -> StreamProgram | NotSeparable:
     """The one-pass program of `cascade`, or why there is none.
 
-    `stream` is the streamed index; `atoms` name values that have one element per streamed position (a tile-local
+    `stream` is the streamed index; `scores` name values that have one element per streamed position (a tile-local
     contraction such as a score). `payload` names index variables of further axes that sums may keep (the value width).
     `outputs` are expressions of reductions and of inputs of the row; without any, the reductions themselves are the outputs.
     `strict`: elements may be infinite or NaN also where the row multiplies them by 0.
     Raises ValueError for a cascade that is not well formed: names used twice or out of order, an output that is streamed.
     """
-    _check(cascade, outputs, stream, atoms)
+    _check(cascade, outputs, stream, scores)
     wanted = dict(outputs) if outputs else {r.name: var(r.name, r.body.dtype) for r in cascade}
     bodies = [r.body for r in cascade]
     dtype: DType = "f64" if any(n.dtype == "f64" for e in [*bodies, *wanted.values()] for n in walk(e)) else "f32"
-    c = Context(x=frozenset({stream, *atoms}), dtype=dtype, strict=strict)
+    c = Context(streamed=frozenset({stream, *scores}), dtype=dtype, strict=strict)
     state = _States(c, tuple(payload), {}, {}, {}, {}, set())
     done: dict[str, Expr] = {}
     types: dict[str, DType] = {}
@@ -104,7 +104,7 @@ def derive(
         name = var(r.name, "bool" if r.op in ("any", "all") else _wide(body.dtype, dtype))
         types[r.name] = name.dtype
         value = cast(value, name.dtype)
-        c.rho.add(name)
+        c.row.add(name)
         done[r.name] = value
         if r.op != "sum" or isinstance(value, Var):
             c.values[name] = value
@@ -121,7 +121,7 @@ def derive(
         named: dict[Expr, Expr] = {v: done[name] for e in every for v in variables(e) if v.name == name}
         done = {n: substitute(e, named) for n, e in done.items() if n != name}
         results = {n: substitute(e, named) for n, e in results.items()}
-    return _assembled(state, done, _empty_rows(state, done, results), stream, tuple(atoms))
+    return _assembled(state, done, _empty_rows(state, done, results), stream, tuple(scores))
 
 
 def _source_names(c: Context) -> dict[Expr, Expr]:
@@ -134,9 +134,9 @@ def _source_names(c: Context) -> dict[Expr, Expr]:
     return named
 
 
-def _check(cascade: Sequence[Reduction], outputs: Mapping[str, Expr], stream: Var, atoms: Sequence[Var]) -> None:
+def _check(cascade: Sequence[Reduction], outputs: Mapping[str, Expr], stream: Var, scores: Sequence[Var]) -> None:
     names = [r.name for r in cascade]
-    taken = [stream.name, *(a.name for a in atoms), *names]
+    taken = [stream.name, *(a.name for a in scores), *names]
     for i, r in enumerate(cascade):
         if taken.count(r.name) > 1:
             raise ValueError(f"the name '{r.name}' is used twice in the cascade: give every reduction its own name")
@@ -144,7 +144,7 @@ def _check(cascade: Sequence[Reduction], outputs: Mapping[str, Expr], stream: Va
         if late:
             raise ValueError(f"reduction '{r.name}' refers to '{late[0]}', which comes at or after it: order the cascade")
     for name, e in outputs.items():
-        if not variables(e).isdisjoint({stream, *atoms}):
+        if not variables(e).isdisjoint({stream, *scores}):
             raise ValueError(f"output '{name}' keeps the streamed axis: {show_expr(e)}; only reductions of it can be outputs")
 
 
@@ -194,7 +194,7 @@ def _any(c: Context, body: Expr) -> Expr:
     """any of a condition on the element."""
     if c.mixed(body):
         raise Refused("a condition that mixes the streamed element and earlier reductions", body)
-    if not c.has_x(body):
+    if not c.has_streamed(body):
         return canon(c, body)
     if isinstance(body, Call) and body.fn == "not" and isinstance(body.args[0], Call) and body.args[0].fn == "eq":
         body = call("ne", *body.args[0].args)
@@ -210,7 +210,7 @@ def _any(c: Context, body: Expr) -> Expr:
 def _prod(s: _States, name: str, body: Expr) -> Expr:
     """prod g as exp(sum log|g|) with the sign from the parity of the negative factors."""
     c = s.c
-    if c.has_rho(body):
+    if c.has_row(body):
         raise Refused("a product over the stream of an expression that uses earlier reductions", body)
     wide = cast(body, c.dtype)
     size = _sum(s, name, call("log", call("abs", wide)))
@@ -238,7 +238,7 @@ def _sum(s: _States, name: str, body: Expr) -> Expr:
 
 
 def _only_row(c: Context, t: Term) -> bool:
-    return t.powers[:1] == ((NOTHING, 1),) and not any(c.has_x(a) for a, _ in t.powers) and not any_streamed(c, t)
+    return t.powers[:1] == ((NOTHING, 1),) and not any(c.has_streamed(a) for a, _ in t.powers) and not any_streamed(c, t)
 
 
 def _unless_nothing(c: Context, t: Term) -> list[Term]:
@@ -249,13 +249,13 @@ def _unless_nothing(c: Context, t: Term) -> list[Term]:
     """
     if not any(a is NOTHING for a, _ in t.powers):
         return [t]
-    if c.strict and any(c.has_x(a) for a, _ in t.powers):
+    if c.strict and any(c.has_streamed(a) for a, _ in t.powers):
         return [t]
-    rows = tuple(p for p in t.powers if c.has_rho(p[0]) and not c.has_x(p[0]))
+    rows = tuple(p for p in t.powers if c.has_row(p[0]) and not c.has_streamed(p[0]))
     matches = matching(c, t)
     own = [m.base.state for m in matches]
-    apart = tuple(e for e in t.exponent if not any(c.has_x(a) or a in own for a, _ in e.powers)
-                  and any(c.has_rho(a) for a, _ in e.powers))  # fmt: skip
+    apart = tuple(e for e in t.exponent if not any(c.has_streamed(a) or a in own for a, _ in e.powers)
+                  and any(c.has_row(a) for a, _ in e.powers))  # fmt: skip
     # Each exponential exp(u - max u) is at most 1, and NaN where the maximum is not finite.
     finite = [call("lt", call("abs", b), const(float("inf"), b.dtype)) for b in own if is_float(b.dtype)]
     one, nan = const(1, c.dtype), const(float("nan"), c.dtype)
@@ -277,7 +277,7 @@ def _zeros(s: _States, name: str, t: Term, g: Expr, dtype: DType) -> Expr:
         return const(0, dtype)
     if not t.exponent:
         return g
-    mine = tuple(p for p in t.powers if s.c.has_x(p[0]))
+    mine = tuple(p for p in t.powers if s.c.has_streamed(p[0]))
     return _carried(s, name, Term(powers=((NOTHING, 1), *mine)), dtype)[0] if mine else const(0, dtype)
 
 
@@ -311,14 +311,14 @@ def _bounded(s: _States, t: Term) -> Term:
     matches = matching(c, t)
     used = {m for match in matches for m in match.used}
     own = [m.base.state for m in matches]
-    rows = [e for e in t.exponent if any(c.has_rho(a) for a, _ in e.powers) and not any(a in own for a, _ in e.powers)]
-    open_ = [e for e in t.exponent if any(c.has_x(a) for a, _ in e.powers)]
+    rows = [e for e in t.exponent if any(c.has_row(a) for a, _ in e.powers) and not any(a in own for a, _ in e.powers)]
+    open_ = [e for e in t.exponent if any(c.has_streamed(a) for a, _ in e.powers)]
     open_ = [e for e in open_ if not any(m in used for strict in (True, False) for m in term_poly(e, strict))]
     if not rows or not open_:
         return t
     if any(not variables(a).isdisjoint(s.payload) for e in open_ for a, _ in e.powers):
         raise Refused("an exponential relative to something that does not bound it", to_expr(rows[0], c.dtype))
-    inert = [e for e in t.exponent if not any(c.has_x(a) or c.has_rho(a) for a, _ in e.powers)]
+    inert = [e for e in t.exponent if not any(c.has_streamed(a) or c.has_row(a) for a, _ in e.powers)]
     found = bounding(c, open_, inert, rows, t.keep)
     if found is None:
         state = new_base(c, add_up(open_, c.dtype), "max", t.keep)
@@ -338,7 +338,7 @@ def _bounded(s: _States, t: Term) -> Term:
     return replace(t, exponent=(*kept, *made), inner=inner)
 
 
-def _differences(c: Context, above: Term, base: Found, apart: list[Term]) -> list[Term]:
+def _differences(c: Context, above: Term, base: KnownExtremum, apart: list[Term]) -> list[Term]:
     """`above`, a multiple of an extremum, and the terms `apart` that it is relative to, in an order that rounds little: each
     running extremum is paired with the multiple of `base` whose scores match its own. The difference of such a pair is small,
     whatever the scores' size."""
@@ -350,7 +350,7 @@ def _differences(c: Context, above: Term, base: Found, apart: list[Term]) -> lis
         (atom, n), *others = e.powers or ((None, 0),)
         other = c.bases.get(atom) if isinstance(atom, Var) and n == 1 and not others else None
         theirs = {} if other is None else expanded(other.body, False)
-        shares = {k / own[m] for m, k in theirs.items() if m in own and any(c.has_x(a) for a, _ in m)}
+        shares = {k / own[m] for m, k in theirs.items() if m in own and any(c.has_streamed(a) for a, _ in m)}
         if other is None or other.op != base.op or len(shares) != 1 or min(shares) <= 0:
             out.append(e)
             continue
@@ -394,7 +394,7 @@ def _constants(factor: float, t: Term) -> tuple[float, Term]:
     return factor, replace(t, powers=tuple((a, n) for a, n in t.powers if not (isinstance(a, Const) and a.value)))
 
 
-def _multiple(c: Context, t: Term, base: Found) -> list[tuple[Found, float, Term]]:
+def _multiple(c: Context, t: Term, base: KnownExtremum) -> list[tuple[KnownExtremum, float, Term]]:
     """(base, k, rest) if the streamed powers of `t`, or all that are free of earlier reductions, are k times the base's body."""
     if not is_float(base.state.dtype):
         return []
@@ -406,8 +406,8 @@ def _multiple(c: Context, t: Term, base: Found) -> list[tuple[Found, float, Term
         body = term_poly(replace(whole[0], exponent=()), True)
         if not any(m.base is base and m.whole for m in matching(c, t)):
             return []
-    streamed = tuple(p for p in t.powers if c.has_x(p[0]))
-    for mine in (streamed, tuple(p for p in t.powers if not c.has_rho(p[0]))):
+    streamed = tuple(p for p in t.powers if c.has_streamed(p[0]))
+    for mine in (streamed, tuple(p for p in t.powers if not c.has_row(p[0]))):
         have = term_poly(Term(powers=mine), True)
         factors = [have[m] / body[m] for m in have if m in body]
         # Products of constants multiplied out in another order differ in their last digits.
@@ -424,16 +424,16 @@ def _positive_sum(s: _States, g: Var, rest: Term) -> bool:
 def _carried(s: _States, name: str, t: Term, dtype: DType) -> tuple[Var, Term, Term]:
     """(the carried sum of the streamed factor of `t`, `t`, the factor that is hoisted)."""
     c = s.c
-    streamed, hoisted = split(t, lambda a: a is NOTHING or c.has_x(a))
+    streamed, hoisted = split(t, lambda a: a is NOTHING or c.has_streamed(a))
     matches = matching(c, t)
     inside: list[Term] = []
     outside: list[Term] = []
     for e in t.exponent:
-        if any(c.has_x(a) for a, _ in e.powers):
+        if any(c.has_streamed(a) for a, _ in e.powers):
             inside.append(e)
         elif any(m.base.state is a for m in matches for a, _ in e.powers):
             pass
-        elif any(c.has_rho(a) for a, _ in e.powers):
+        elif any(c.has_row(a) for a, _ in e.powers):
             outside.append(e)
         else:
             # An addend of the row: what the extremum's own body holds stays with it, and so does everything that
@@ -456,7 +456,7 @@ def _carried(s: _States, name: str, t: Term, dtype: DType) -> tuple[Var, Term, T
         if relative:
             s.relative.add(found.state)
         s.terms[found.state] = replace(t, coef=1.0, powers=streamed, rows=())
-        c.rho.add(found.state)
+        c.row.add(found.state)
     return found.state, t, rest
 
 
@@ -474,7 +474,7 @@ def _shift(s: _States, name: str, t: Term, dtype: DType) -> Shift | None:
 
 
 def any_streamed(c: Context, t: Term) -> bool:
-    return any(c.has_x(a) for e in t.exponent for a, _ in e.powers)
+    return any(c.has_streamed(a) for e in t.exponent for a, _ in e.powers)
 
 
 def reference(base: Var) -> Var:
@@ -548,7 +548,7 @@ def _chosen(
         selected = product(h, inverse(outer))
         # The first power is the carried sum itself.
         risky = bool(t.keep) and any(
-            c.has_rho(a) for a, _ in selected.powers[1:] + tuple(p for e in selected.exponent for p in e.powers)
+            c.has_row(a) for a, _ in selected.powers[1:] + tuple(p for e in selected.exponent for p in e.powers)
         )
         groups.setdefault((t.keep, term_key(outer)) if risky else (), []).append((t, selected if risky else h, outer))
     total: Expr | None = None
@@ -624,7 +624,7 @@ def _inlined(done: dict[str, Expr], e: Expr) -> Expr:
 
 
 def _assembled(
-    s: _States, done: dict[str, Expr], results: dict[str, Expr], stream: Var, atoms: tuple[Var, ...]
+    s: _States, done: dict[str, Expr], results: dict[str, Expr], stream: Var, scores: tuple[Var, ...]
 ) -> StreamProgram:
     """Only what the outputs need, in order; reductions that cost no further state stay for the reader."""
     everything = {**done, **results}
@@ -672,9 +672,9 @@ def _assembled(
         for x in s.sums.values() if x.name in states
     )  # fmt: skip
     finalize = {n: substitute(everything[n], put) for n in order}
-    p = referred_to_kept(StreamProgram(stream, atoms, bases, sums, finalize, tuple(results)))
-    free = gauge_free(p)
-    return replace(p, bases=tuple(replace(b, gauge_free=b.name in free) for b in p.bases))
+    p = with_mask_references(StreamProgram(stream, scores, bases, sums, finalize, tuple(results)))
+    free = shift_invariant_references(p)
+    return replace(p, bases=tuple(replace(b, shift_invariant=b.name in free) for b in p.bases))
 
 
 def _short_names(bases: list[Var]) -> dict[Var, str]:

@@ -17,9 +17,9 @@ from aicf.streaming.terms import Term, add_up, to_expr
 
 def extremum(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...] = ()) -> Expr:
     """`op` over the stream of `e`, as an expression of new or known running extrema. Raises Refused."""
-    if not c.has_rho(e):
+    if not c.has_row(e):
         return new_base(c, e, op, keep)
-    if not c.has_x(e):
+    if not c.has_streamed(e):
         return _if_any(c, canon(c, e), op, keep)
     if not isinstance(e, Call):
         raise Refused("its place in a tensor mixes the streamed element and earlier reductions", e)
@@ -33,11 +33,11 @@ def extremum(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...] = ()) -> 
             return canon(c, call(op, extremum(c, a, op, keep), extremum(c, b, op, keep)))
         case "abs", (a,) if op == "max":
             return canon(c, call("max", extremum(c, a, op, keep), extremum(c, call("neg", a), op, keep)))
-        case "where", (condition, a, b) if not c.has_rho(condition):
+        case "where", (condition, a, b) if not c.has_row(condition):
             sides = ((a, condition), (b, call("not", condition)))
             parts = [extremum(c, x, op, with_condition(keep, k)) for x, k in sides if not _is_identity(x, op)]
             return canon(c, call(op, *parts)) if len(parts) == 2 else parts[0]
-        case "where", (condition, a, b) if not c.has_x(condition):
+        case "where", (condition, a, b) if not c.has_streamed(condition):
             return call("where", canon(c, condition), extremum(c, a, op, keep), extremum(c, b, op, keep))
         case fn, (a,) if fn in FUNCTIONS and FUNCTIONS[fn].monotone:
             return _if_any(c, _monotone(c, FUNCTIONS[fn], a, op, keep), op, keep)
@@ -78,20 +78,20 @@ def _positive_scale(c: Context, e: Expr) -> tuple[Expr, Expr] | None:
     if len(terms) != 1 or terms[0].keep or terms[0].rows:
         return None
     (t,) = terms
-    if any(not c.has_x(a) and not positive(c, a) and n % 2 for a, n in t.powers):
+    if any(not c.has_streamed(a) and not positive(c, a) and n % 2 for a, n in t.powers):
         return None
-    rest = Term(powers=tuple(p for p in t.powers if not c.has_x(p[0])),
-                exponent=tuple(x for x in t.exponent if not any(c.has_x(a) for a, _ in x.powers)))  # fmt: skip
+    rest = Term(powers=tuple(p for p in t.powers if not c.has_streamed(p[0])),
+                exponent=tuple(x for x in t.exponent if not any(c.has_streamed(a) for a, _ in x.powers)))  # fmt: skip
     if not rest.exponent and not rest.powers:
         return None
     # exp(u - m): the maximum of u goes with the exponential.
-    mine = Term(coef=t.coef, powers=tuple(p for p in t.powers if c.has_x(p[0])),
-                exponent=tuple(x for x in t.exponent if any(c.has_x(a) for a, _ in x.powers)))  # fmt: skip
+    mine = Term(coef=t.coef, powers=tuple(p for p in t.powers if c.has_streamed(p[0])),
+                exponent=tuple(x for x in t.exponent if any(c.has_streamed(a) for a, _ in x.powers)))  # fmt: skip
     return to_expr(rest, c.dtype), to_expr(mine, c.dtype)
 
 
 def _additive(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...]) -> Expr:
-    """u(x) + v(rho)."""
+    """A sum of streamed addends and addends of the row."""
     parts = addends(c, e, 1.0)
     inner = [(s, a) for s, a in parts if isinstance(a, Call) and a.fn in ("max", "min", "where", "abs") and c.mixed(a)]
     if len(inner) == 1 and len(parts) > 1:
@@ -115,6 +115,6 @@ def _additive(c: Context, e: Expr, op: Extremum, keep: tuple[Expr, ...]) -> Expr
         whole = to_expr(t, c.dtype)
         if c.mixed(whole):
             raise Refused(f"{op} of a product that mixes the streamed element and earlier reductions", whole)
-        (u if c.has_x(whole) else v).append(t)
+        (u if c.has_streamed(whole) else v).append(t)
     element = add_up(u, c.dtype)
     return canon(c, call("add", new_base(c, element, op, keep), add_up(v, c.dtype)))

@@ -105,7 +105,7 @@ class _Walker:
     weighed: set[Expr] = field(default_factory=set[Expr])  # of the body at hand
 
     def __post_init__(self) -> None:
-        self.scores = {a.name for a in self.found.atoms}
+        self.scores = {a.name for a in self.found.scores}
         self.states = {r.name for r in self.found.cascade}
 
     def _made(self, e: Expr) -> bool:

@@ -15,7 +15,7 @@ from aicf.scalar import Expr, Load, Var, substitute, walk
 from aicf.semantic import Node
 from aicf.semantic.ops import At
 from aicf.streaming.pull import PulledTooFar, Puller, output_index, step
-from aicf.streaming.simplify import decide
+from aicf.streaming.simplify import fold_comparisons
 
 SHOWN = 2  # tensors named before the rest becomes "…"
 LOOKED_AT = 64  # nodes looked at for the tensors that something is made of
@@ -41,7 +41,7 @@ class Origins:
             return e
         puller = Puller(_cut, dict(self.extents))
         try:
-            found = decide(puller.pull(node, e.index), puller.extents)
+            found = fold_comparisons(puller.pull(node, e.index), puller.extents)
         except PulledTooFar:
             return e
         self.met.update(puller.loads)

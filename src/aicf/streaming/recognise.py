@@ -1,8 +1,8 @@
 """Recognising streamed regions in a graph: from a value contraction to all that goes with it, or the reason why it can't be.
 
-One region is: score contractions (atoms), everything between them and what leaves the region, and the exits, i.e. every tensor
-that is needed outside: the value contraction, row statistics (log-sum-exp, entropy), further value contractions with the same
-scores. The exits' elements are pulled into scalar expressions, and these taken apart into a cascade. A tensor of rows x keys that
+One region is: score contractions, its outputs, and everything between the two. An output is a tensor that is needed outside: the
+value contraction, row statistics (log-sum-exp, entropy), further value contractions with the same scores. The outputs' elements
+are pulled into scalar expressions, and these taken apart into a cascade. A tensor of rows x keys that
 is also needed outside makes the region refused: it would have to be written anyway.
 """
 
@@ -46,11 +46,11 @@ from aicf.streaming.candidates import (
     two_axis,
     without_products,
 )
-from aicf.streaming.cascade import Atom, Extraction, NotACascade
+from aicf.streaming.cascade import Extraction, NotACascade, ScoreContraction
 from aicf.streaming.derive import Reduction
 from aicf.streaming.products import making, of_pairs
 from aicf.streaming.pull import PulledTooFar, Puller, output_index, step
-from aicf.streaming.simplify import decide, in_fp32
+from aicf.streaming.simplify import fold_comparisons, in_fp32
 
 VIEWS = ("reshape", "permute", "expand", "slice")
 REDUCTIONS = (*CONTRACTIONS, "reduce")
@@ -60,7 +60,7 @@ NO_ELEMENTS = "has no elements, so there is nothing to stream"
 
 
 @dataclass(frozen=True)
-class Exit:
+class RegionOutput:
     """A tensor that leaves the region: its node, the index of its elements in the region's variables, and its element in terms
     of the cascade's results. `columns`: the variables that only this exit has."""
 
@@ -79,9 +79,9 @@ class Recognised:
     written anyway."""
 
     value: Node
-    atoms: tuple[Atom, ...]
+    scores: tuple[ScoreContraction, ...]
     cascade: tuple[Reduction, ...]
-    exits: tuple[Exit, ...]
+    outputs: tuple[RegionOutput, ...]
     loads: Mapping[str, Node]
     batch: tuple[Var, ...]
     row: Var
@@ -165,12 +165,12 @@ def recognise(
         found.append(best)
         if isinstance(best, Recognised):
             taken.update(best.inside)
-            taken.update(e.node for e in best.exits)
+            taken.update(e.node for e in best.outputs)
     alone = _reductions(context, taken)
     found = _needed(_settled([*found, *alone]), context.outputs)
     # What reduces scores alone and cannot be taken is left as it is: nothing is lost that anybody counts on.
     found = [f for f in found if isinstance(f, Recognised) or f.node not in {r.value for r in alone}]
-    taken = {n for f in found if isinstance(f, Recognised) for n in (*f.inside, *(e.node for e in f.exits))}
+    taken = {n for f in found if isinstance(f, Recognised) for n in (*f.inside, *(e.node for e in f.outputs))}
     return [f for f in found if isinstance(f, Recognised) or f.node not in taken]
 
 
@@ -186,7 +186,7 @@ def _reductions(context: _Context, taken: set[Node]) -> list[Recognised]:
             if isinstance(result, Recognised):
                 found.append(result)
                 taken.update(result.inside)
-                taken.update(e.node for e in result.exits)
+                taken.update(e.node for e in result.outputs)
     return found
 
 
@@ -203,7 +203,7 @@ def _settled(found: list[Recognised | Refused]) -> list[Recognised | Refused]:
 
 def _needed(found: list[Recognised | Refused], outputs: Collection[Node]) -> list[Recognised | Refused]:
     """Without the regions of which nothing is read: all that they are for is computed in the tiles of others."""
-    maker = {e.node: f for f in found if isinstance(f, Recognised) for e in f.exits}
+    maker = {e.node: f for f in found if isinstance(f, Recognised) for e in f.outputs}
     needed: set[Node] = set()
     stack = [*outputs]
     while stack:
@@ -212,7 +212,7 @@ def _needed(found: list[Recognised | Refused], outputs: Collection[Node]) -> lis
             needed.add(node)
             made = maker.get(node)
             stack += node.inputs if made is None else made.loads.values()
-    return [f for f in found if isinstance(f, Refused) or any(e.node in needed for e in f.exits)]
+    return [f for f in found if isinstance(f, Refused) or any(e.node in needed for e in f.outputs)]
 
 
 def _without_leak(found: Recognised | Refused, leak: Refused) -> Recognised | Refused:
@@ -249,7 +249,7 @@ def _live(nodes: list[Node], outputs: Collection[Node] | None, settings: Setting
 def _seen_through_views(context: _Context, node: Node, best: Recognised | Refused | None) -> Recognised | Refused | None:
     """`best`, or the region found when the result is indexed as a view of it is: where the heads that `bmm` merges stand apart
     again, other tensors of the region are indexed so too, and what divides the view belongs to the region."""
-    if best is None or (isinstance(best, Recognised) and best.exits[0].node is not node):
+    if best is None or (isinstance(best, Recognised) and best.outputs[0].node is not node):
         return best
     views: list[Node] = []
     last = node
@@ -264,7 +264,7 @@ def _seen_through_views(context: _Context, node: Node, best: Recognised | Refuse
         return best
     for c in candidates(node, views):
         result = _attempt(context, c)
-        if isinstance(result, Recognised) and (not (whole or result.leaks) or result.exits[0].node is not last):
+        if isinstance(result, Recognised) and (not (whole or result.leaks) or result.outputs[0].node is not last):
             return result
     return best
 
@@ -286,15 +286,15 @@ class _Context:
     def anchor(self, node: Node) -> bool:
         return self.settings.anchors is None or node in self.settings.anchors or node.op == "input"
 
-    def downstream(self, atoms: list[Node]) -> _Downstream:
-        return _Downstream(atoms, min((self.order.get(a, 0) for a in atoms), default=0), self.order)
+    def downstream(self, scores: list[Node]) -> _Downstream:
+        return _Downstream(scores, min((self.order.get(a, 0) for a in scores), default=0), self.order)
 
 
 class _Downstream:
-    """Which nodes depend on the atoms; walks back no further than the first atom."""
+    """Which nodes depend on the scores; walks back no further than the first atom."""
 
-    def __init__(self, atoms: list[Node], first: int, order: dict[Node, int]) -> None:
-        self.known: dict[Node, bool] = dict.fromkeys(atoms, True)
+    def __init__(self, scores: list[Node], first: int, order: dict[Node, int]) -> None:
+        self.known: dict[Node, bool] = dict.fromkeys(scores, True)
         self.first, self.order = first, order
 
     def __contains__(self, node: Node) -> bool:
@@ -315,14 +315,14 @@ class _Downstream:
 
 
 class _Pull:
-    """The cut policy of one region: go through what depends on the atoms, through what varies along both axes, and through views;
+    """The cut policy of one region: go through what depends on the scores, what varies along both axes, and views;
     stop at everything that the rest of the graph can compute once per row or once per key."""
 
     def __init__(self, context: _Context, c: Candidate, written_out: bool = True) -> None:
         self.context, self.c = context, c
         self.written_out = written_out  # whether sums of a few terms for each pair are
-        self.below = context.downstream(c.atoms)
-        self.atoms = frozenset(c.atoms)
+        self.below = context.downstream(c.scores)
+        self.scores = frozenset(c.scores)
         self.products = frozenset(c.products)
         self.counted: set[Node] = set()
         # What has an element for each row and stream position and is not computed in the tile, with the reason; products that
@@ -331,7 +331,7 @@ class _Pull:
         self.further: dict[Node, tuple[Node, ...]] = {}
         self.unrolled: set[Node] = set()
         # Operands made of positions alone are loaded all the same: a region says which tensors its products are made of.
-        operands = [*([] if c.values is None else [c.values]), *(x for a in c.atoms for x in a.inputs)]
+        operands = [*([] if c.values is None else [c.values]), *(x for a in c.scores for x in a.inputs)]
         self.operands = frozenset(_held(context, x) for x in operands if x in context.pure)
         self.puller = Puller(self.cut)
         self.puller.extents.update(c.known)
@@ -341,7 +341,7 @@ class _Pull:
         if v is self.c.stream:
             return True
         binder = self.puller.binders.get(v)
-        if binder is None or binder in self.atoms or binder in self.unrolled:
+        if binder is None or binder in self.scores or binder in self.unrolled:
             return False
         return binder in self.below or binder in self.counted
 
@@ -366,7 +366,7 @@ class _Pull:
         if node in self.below:
             if node in self.c.blocked:
                 return self._store(node, at)
-            if node.op in REDUCTIONS and node not in self.atoms:
+            if node.op in REDUCTIONS and node not in self.scores:
                 self._store(node, at)  # for its short sums; what is below the scores exists nowhere else
             return False
         if not self.context.anchor(node):
@@ -392,7 +392,7 @@ class _Pull:
         if made.sums and not self.written_out:
             self.stored[node] = made.problem  # mostly none: who finds such sums too slow knows why
             return True
-        if not made.problem and not made.products.keys() - self.atoms:
+        if not made.problem and not made.products.keys() - self.scores:
             self.unrolled.update(made.sums)
             return False
         if not made.problem:
@@ -468,12 +468,12 @@ def _attempt(context: _Context, c: Candidate, written_out: bool = True) -> Recog
             best = plain if isinstance(plain, Recognised) else None
         if best is not None:
             result = replace(result, smaller=best)
-        more = {node: steps for node, steps in policy.further.items() if node not in c.atoms}
+        more = {node: steps for node, steps in policy.further.items() if node not in c.scores}
         if not more:
             return result
         best = result
         products = [*c.products, *(step for steps in more.values() for step in steps)]
-        c = replace(c, atoms=[*c.atoms, *more], products=products, blocked=[n for n in c.blocked if n not in more])
+        c = replace(c, scores=[*c.scores, *more], products=products, blocked=[n for n in c.blocked if n not in more])
 
 
 def _why_not(result: Refused | None) -> str:
@@ -481,13 +481,13 @@ def _why_not(result: Refused | None) -> str:
 
 
 def _region(context: _Context, c: Candidate, policy: _Pull) -> Recognised | Refused | None:
-    if not c.atoms:
+    if not c.scores:
         if not c.softmax_like:
             return None
         return Refused(c.node, _mixing(c), c.node if c.elsewhere else c.blocked[0])
     if not c.softmax_like and c.values is not None and _weight(context, c.values):
         return None  # said before anything is pulled: through residual sums and norms a linear layer reaches all layers below it
-    read = (*(x for a in c.atoms for x in a.inputs), *c.node.inputs, c.node)
+    read = (*(x for a in c.scores for x in a.inputs), *c.node.inputs, c.node)
     none = next((n for n in read if any(isinstance(d, Const) and d.value == 0 for d in n.type.shape)), None)
     if none is not None:
         why = f"{none.name} {_tensor(none)} {NO_ELEMENTS}"
@@ -506,32 +506,32 @@ def _region(context: _Context, c: Candidate, policy: _Pull) -> Recognised | Refu
     )  # fmt: skip
     try:
         own = tuple(_var(v) for v in at if v in columns)
-        exits = [Exit(target, at, _prepared(extraction, policy, element), own)]
+        outputs = [RegionOutput(target, at, _prepared(extraction, policy, element), own)]
         leaks: dict[Node, Refused] = {}
-        outside = _exits(context, policy, c, target, leaks)
+        outside = _further_outputs(context, policy, c, target, leaks)
         if isinstance(outside, Refused):
             return outside if c.softmax_like or not (_projected(policy) or _weights(context, policy, c, extraction)) else None
         for node, where, pulled, more in outside:
             columns.update(more)
-            exits.append(Exit(node, where, _prepared(extraction, policy, pulled), more))
+            outputs.append(RegionOutput(node, where, _prepared(extraction, policy, pulled), more))
     except NotACascade as problem:
         if not c.softmax_like:
             return None
         guilty = policy.puller.binders.get(problem.over) if problem.over is not None else None
         return Refused(c.node, str(problem), guilty)
-    if any(variables(e) & columns for a in extraction.atoms.values() for e in (a.row, a.key)):
+    if any(variables(e) & columns for a in extraction.scores.values() for e in (a.row, a.key)):
         why = "the scores differ per value column, so a tile of scores serves one column only"
         return next(iter(leaks.values()), Refused(c.node, why)) if c.softmax_like else None
-    if any(not is_float(promote(a.row.dtype, a.key.dtype)) for a in extraction.atoms.values()):
+    if any(not is_float(promote(a.row.dtype, a.key.dtype)) for a in extraction.scores.values()):
         why = "its scores are products of integers; kernels multiply floating point numbers: convert queries and keys before"
         return Refused(c.node, why) if c.softmax_like else None
-    if not extraction.atoms:
+    if not extraction.scores:
         return Refused(c.node, "the mask hides every score, whatever they are: nothing is left to stream", None)
     # Without values the result is smaller than the scores, whatever those are made of.
     linear = c.values is not None and not c.softmax_like
     if linear and ((leaks and _projected(policy)) or _weights(context, policy, c, extraction)):
         return None
-    return _finished(policy, c, extraction, exits, columns, leaks)
+    return _finished(policy, c, extraction, outputs, columns, leaks)
 
 
 def _no_products(made_of: list[Node], unknown: Mapping[Node, str]) -> str:
@@ -565,14 +565,14 @@ def _mixing(c: Candidate) -> str:
 
 
 def _prepared(extraction: Extraction, policy: _Pull, element: Expr) -> Expr:
-    return extraction.take(decide(in_fp32(element), policy.puller.extents))
+    return extraction.take(fold_comparisons(in_fp32(element), policy.puller.extents))
 
 
 def _interesting(c: Candidate, policy: _Pull, element: Expr) -> bool:
     """Something other than a plain product of matrices happens between the scores and the sum."""
     if c.softmax_like or c.values is None:
         return True
-    own = {c.node, *c.products, *policy.atoms}
+    own = {c.node, *c.products, *policy.scores}
     between = [n for n in policy.puller.visits if n in policy.below and n not in own]
     return any(n.op not in (*VIEWS, "cast", "mul", "div", "neg") or _score_shaped_factor(n, policy) for n in between)
 
@@ -590,14 +590,14 @@ def _score_variables(c: Candidate) -> set[Var]:
 def _weights(context: _Context, policy: _Pull, c: Candidate, extraction: Extraction) -> bool:
     """Keys or values are model parameters, or experts' shares of them: linear layers, which matrix libraries do better."""
     # Where in the keys to look (an index tensor's numbers) is no key.
-    names = {x.tensor for a in extraction.atoms.values() for x in walk(a.key) if isinstance(x, Load) and is_float(x.dtype)}
+    names = {x.tensor for a in extraction.scores.values() for x in walk(a.key) if isinstance(x, Load) and is_float(x.dtype)}
     keys = bool(names) and all(_weight(context, policy.puller.loads[n]) for n in names)
     return keys or (c.values is not None and _weight(context, c.values))
 
 
 def _projected(policy: _Pull) -> bool:
     """All scores are products with model parameters: projections, or the scores of learned queries."""
-    return all(any(_weight(policy.context, x) for x in a.inputs) for a in policy.atoms)
+    return all(any(_weight(policy.context, x) for x in a.inputs) for a in policy.scores)
 
 
 def _weight(context: _Context, node: Node) -> bool:
@@ -607,7 +607,7 @@ def _weight(context: _Context, node: Node) -> bool:
     return node in context.settings.parameters
 
 
-# ------------------------------------------------------------------------------------------------ exits
+# ------------------------------------------------------------------------------------------------ outputs
 
 
 def _extended(context: _Context, policy: _Pull, c: Candidate) -> tuple[Node, At]:
@@ -646,7 +646,7 @@ def _waits(policy: _Pull, node: Node, limit: int) -> bool:
     stack = [node]
     while stack:
         n = stack.pop()
-        if n in seen or n not in policy.below or n in policy.atoms:
+        if n in seen or n not in policy.below or n in policy.scores:
             continue
         seen.add(n)
         stack += n.inputs
@@ -673,7 +673,7 @@ def _row_value(policy: _Pull, node: Node) -> bool:
                     return False
                 continue
             continue
-        if n in policy.atoms:
+        if n in policy.scores:
             return False
         kept = step(n, *output_index(n))
         if kept is None or n.op in CONTRACTIONS:
@@ -684,15 +684,15 @@ def _row_value(policy: _Pull, node: Node) -> bool:
     return True
 
 
-Found = tuple[Node, At, Expr, tuple[Var, ...]]
+PulledOutput = tuple[Node, At, Expr, tuple[Var, ...]]
 
 
-def _exits(
+def _further_outputs(
     context: _Context, policy: _Pull, c: Candidate, target: Node, leaks: dict[Node, Refused]
-) -> list[Found] | Refused:
+) -> list[PulledOutput] | Refused:
     """Further tensors that leave the region, pulled; or the refusal when rows x keys would have to leave. What is not followed
     and reads rows x keys goes to `leaks`: it may be another region's."""
-    found: list[Found] = []
+    found: list[PulledOutput] = []
     made: set[Var] = set()  # columns of products beside the region's own: whatever is made of one is indexed by them too
     done: set[Node] = {target}
     visits = policy.puller.visits
@@ -760,7 +760,7 @@ def _among(columns: set[Var], at: At) -> tuple[Var, ...]:
 def _what(node: Node, policy: _Pull) -> str:
     if _projected(policy):
         return "projection by weights, which stands for the scores here (a softmax over positions),"
-    return "score tensor" if node in policy.atoms else "score-shaped tensor"
+    return "score tensor" if node in policy.scores else "score-shaped tensor"
 
 
 def _tensor(node: Node) -> str:
@@ -826,11 +826,11 @@ _BATCH = ("b", "h", "g", "u", "w", "z")
 
 
 def _finished(
-    policy: _Pull, c: Candidate, x: Extraction, exits: list[Exit], columns: set[Var], leaks: Mapping[Node, Refused]
+    policy: _Pull, c: Candidate, x: Extraction, outputs: list[RegionOutput], columns: set[Var], leaks: Mapping[Node, Refused]
 ) -> Recognised | Refused:
     """Variables renamed by role and packed into the result."""
-    keys = {v for a in x.atoms.values() for v in variables(a.key)}
-    row_side = {v for a in x.atoms.values() for v in variables(a.row)}
+    keys = {v for a in x.scores.values() for v in variables(a.key)}
+    row_side = {v for a in x.scores.values() for v in variables(a.row)}
     given = [v for v in c.plain if isinstance(v, Var) and v not in columns]
     rows = [v for v in given if v not in keys and v in row_side and v in c.rows]
     rows = rows or [v for v in given if v not in keys and v in row_side]
@@ -852,27 +852,27 @@ def _finished(
     batch = tuple(rename(v, _BATCH[n] if n < len(_BATCH) else f"b{n}") for n, v in enumerate(v for v in given if v is not row))
     new_row = rename(row, "i")
     new_stream = rename(c.stream, "j")
-    all_columns = [v for e in exits for v in e.columns]
+    all_columns = [v for e in outputs for v in e.columns]
     new_columns = tuple(rename(v, "e" if n == 0 else f"e{n + 1}") for n, v in enumerate(dict.fromkeys(all_columns)))
-    for n, a in enumerate(x.atoms.values()):
+    for n, a in enumerate(x.scores.values()):
         if a.over not in names:
             rename(a.over, "d" if n == 0 else f"d{n + 1}")
 
     def put(e: Expr) -> Expr:
         return substitute(e, names)
 
-    atoms = tuple(Atom(a.name, _var(put(a.over)), put(a.width), put(a.row), put(a.key)) for a in x.atoms.values())
+    scores = tuple(ScoreContraction(a.name, _var(put(a.over)), put(a.width), put(a.row), put(a.key)) for a in x.scores.values())
     cascade = tuple(Reduction(r.name, r.op, put(r.body)) for r in x.reductions)
     final = tuple(
-        Exit(e.node, tuple(put(i) for i in e.at), put(e.expr), tuple(_var(put(v)) for v in e.columns)) for e in exits
+        RegionOutput(e.node, tuple(put(i) for i in e.at), put(e.expr), tuple(_var(put(v)) for v in e.columns)) for e in outputs
     )
-    read = [*(r.body for r in cascade), *(a.row for a in atoms), *(a.key for a in atoms), *(e.expr for e in final)]
+    read = [*(r.body for r in cascade), *(a.row for a in scores), *(a.key for a in scores), *(e.expr for e in final)]
     used = {n.tensor for e in read for n in walk(e) if isinstance(n, Load)}
     inside = tuple(n for n in policy.context.nodes if n in policy.puller.visits and n in policy.below)
     read_here = {x: None for r in cascade for x in walk(r.body) if isinstance(x, Load)}
     stored = _stored(policy, list(read_here), new_row, new_stream, renamed)
     return Recognised(
-        c.node, atoms, cascade, final, {k: v for k, v in policy.puller.loads.items() if k in used},
+        c.node, scores, cascade, final, {k: v for k, v in policy.puller.loads.items() if k in used},
         batch, new_row, new_stream, new_columns, renamed, inside, c.softmax_like, tuple(leaks.items()), stored,
         c.values is not None,
     )  # fmt: skip
@@ -903,4 +903,4 @@ def _length(e: Expr) -> int:
     return int(e.value) if isinstance(e, Const) else 1 << 40
 
 
-__all__ = ["Exit", "Recognised", "Refused", "Settings", "Stored", "recognise", "with_less"]
+__all__ = ["Recognised", "Refused", "RegionOutput", "Settings", "Stored", "recognise", "with_less"]

@@ -3,9 +3,9 @@
     sums      exp(s - m) / l * v         ->   [exp(-m) / l] * [exp(s) * v]                 finite rank
               (x - mu) ** 2              ->   x*x  - 2 mu * x  + mu*mu * 1
 
-Every subexpression is x (it depends on the stream), rho (it depends on earlier reductions), both (then it must separate) or
-neither (an input of the row: it goes with either side). Only expressions of both kinds are taken apart; the rest stays as
-written. The grammar is closed and everything outside it is refused with the guilty subexpression.
+Every subexpression is streamed (it depends on the element), of the row (it depends on earlier reductions), both (then it must
+separate) or neither (an input of the row: it goes with either side). Only expressions of both kinds are taken apart; the rest
+stays as written. The grammar is closed and everything outside it is refused with the guilty subexpression.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Mode = Literal["factors", "terms", "all"]
 
 
 def separate(c: Context, e: Expr, mode: Mode = "factors") -> list[Term]:
-    """`e` as a sum of terms whose atoms are x or not x, never both. Raises Refused.
+    """`e` as a sum of terms whose factors are streamed or not, never streamed and of the row at once. Raises Refused.
 
     `mode` says what happens to a sum that doesn't depend on the stream: it stays one atom (`factors`), its addends become
     terms (`terms`), or products of sums are multiplied out as well (`all`, for exponents, where things must cancel).
@@ -41,54 +41,54 @@ def rank(c: Context, terms: list[Term]) -> int:
 
 
 def _streamed_key(c: Context, t: Term) -> tuple[object, ...]:
-    powers = frozenset(p for p in t.powers if c.has_x(p[0]))
-    exponent = frozenset((frozenset(e.powers), e.coef) for e in t.exponent if any(c.has_x(a) for a, _ in e.powers))
+    powers = frozenset(p for p in t.powers if c.has_streamed(p[0]))
+    exponent = frozenset((frozenset(e.powers), e.coef) for e in t.exponent if any(c.has_streamed(a) for a, _ in e.powers))
     return powers, exponent, frozenset(t.keep)
 
 
 def _separate(c: Context, e: Expr, mode: Mode) -> list[Term]:
-    mixed, x, rho = c.mixed(e), c.has_x(e), c.has_rho(e)
+    mixed, streamed, row = c.mixed(e), c.has_streamed(e), c.has_row(e)
     if isinstance(e, Const):
         return _constant(e)
     if isinstance(e, Var) and e in c.values:
         return _separate(c, c.values[e], mode)
-    if x and not rho and mode == "all":
+    if streamed and not row and mode == "all":
         # An addend of an exponent stays as it is written, so that it is recognised in the extremum that bounds it.
         return [Term(powers=((e, 1),))]
     if isinstance(e, Call) and (mixed or is_float(e.dtype)):
         match e.fn, e.args:
             case "neg", (a,):
                 return [scaled(t, -1.0) for t in separate(c, a, mode)]
-            case "add" | "sub", (a, b) if mixed or (rho and not x and mode != "factors"):
+            case "add" | "sub", (a, b) if mixed or (row and not streamed and mode != "factors"):
                 sign = 1.0 if e.fn == "add" else -1.0
                 return separate(c, a, mode) + [scaled(t, sign) for t in separate(c, b, mode)]
-            case "mul", (a, b) if mixed or x or rho:
+            case "mul", (a, b) if mixed or streamed or row:
                 inner: Mode = "all" if mode == "all" else "factors"
                 return _products(c, e, separate(c, a, inner), separate(c, b, inner))
-            case "div", (a, b) if mixed or x or rho:
+            case "div", (a, b) if mixed or streamed or row:
                 inner = "all" if mode == "all" else "factors"
                 return _products(c, e, separate(c, a, inner), [_reciprocal(c, b)])
-            case "exp", (a,) if mixed or x or rho:
+            case "exp", (a,) if mixed or streamed or row:
                 return _exponential(c, a, 1.0)
-            case "exp2", (a,) if mixed or x or rho:
+            case "exp2", (a,) if mixed or streamed or row:
                 return _exponential(c, a, LN2)
-            case "pow", (a, Const() as n) if (mixed or x) and _power_taken_apart(float(n.value)):
+            case "pow", (a, Const() as n) if (mixed or streamed) and _power_taken_apart(float(n.value)):
                 return _power(c, e, a, int(n.value))
-            case "pow", (Const() as base, a) if base.value > 0 and (mixed or x or rho):
+            case "pow", (Const() as base, a) if base.value > 0 and (mixed or streamed or row):
                 return _exponential(c, a, math.log(base.value))
-            case "where", _ if rho and not x and mode != "factors":
+            case "where", _ if row and not streamed and mode != "factors":
                 shared = _shared_addends(c, e, mode)
                 if shared:
                     return shared
-            case "cast", (a,) if is_float(e.dtype) and not x and is_float(a.dtype):
+            case "cast", (a,) if is_float(e.dtype) and not streamed and is_float(a.dtype):
                 # Between carried states and results everything is computed in one wide type.
-                if rho or promote(a.dtype, e.dtype) == e.dtype:
+                if row or promote(a.dtype, e.dtype) == e.dtype:
                     return separate(c, a, mode)
             case _:
                 pass
     if mixed:
         return _mixed(c, e, mode)
-    if rho:
+    if row:
         simpler = canon(c, e)
         if mode != "factors" and simpler is not e and isinstance(simpler, Call) and simpler.fn in ("add", "sub", "neg"):
             return separate(c, simpler, mode)
@@ -194,7 +194,7 @@ def _around_extremum(c: Context, part: Expr, terms: list[Term]) -> list[Term]:
     """
     found = [t.powers[0][0] for t in terms if t.plain and t.coef == 1 and len(t.powers) == 1 and t.powers[0][1] == 1]
     bases = [b for b in found if b in c.bases and is_float(b.dtype)]
-    if c.has_x(part) or len(terms) < 2 or len(bases) != 1:
+    if c.has_streamed(part) or len(terms) < 2 or len(bases) != 1:
         return terms
     return [Term(powers=((bases[0], 1),)), Term(powers=((_away(canon(c, part), bases[0]), 1),))]
 
@@ -216,10 +216,10 @@ def _raise_e(c: Context, t: Term, where: Expr) -> Term:
         if c.mixed(to_expr(t, c.dtype)):
             raise Refused("an exponential of an exponential that mixes the streamed element and earlier reductions", where)
         t = Term(coef=t.coef, powers=((to_expr(replace(t, coef=1.0), c.dtype), 1),))
-    x = any(c.has_x(a) for a, _ in t.powers)
-    if x and any(c.has_rho(a) for a, _ in t.powers):
+    streamed = any(c.has_streamed(a) for a, _ in t.powers)
+    if streamed and any(c.has_row(a) for a, _ in t.powers):
         raise Refused("exp of a product that mixes the streamed element and earlier reductions", to_expr(t, c.dtype))
-    if len(t.powers) == 1 and not x and t.powers[0][1] == 1:
+    if len(t.powers) == 1 and not streamed and t.powers[0][1] == 1:
         atom = t.powers[0][0]
         unit = {"log": 1.0, "log2": LN2}.get(atom.fn if isinstance(atom, Call) else "")
         times = t.coef / unit if unit else 0.5
@@ -272,8 +272,8 @@ def _rank_one(c: Context, a: Expr, where: Expr) -> Term:
 
 def _halves(c: Context, t: Term, where: Expr) -> tuple[Term, Term]:
     """(the rest, the streamed part) of a rank-one term whose rest is known to be positive."""
-    rest = Term(coef=abs(t.coef), powers=tuple(p for p in t.powers if not c.has_x(p[0])))
-    mine = Term(coef=1.0 if t.coef > 0 else -1.0, powers=tuple(p for p in t.powers if c.has_x(p[0])))
+    rest = Term(coef=abs(t.coef), powers=tuple(p for p in t.powers if not c.has_streamed(p[0])))
+    mine = Term(coef=1.0 if t.coef > 0 else -1.0, powers=tuple(p for p in t.powers if c.has_streamed(p[0])))
     if not all(positive(c, a) or n % 2 == 0 for a, n in rest.powers):
         raise Refused("the sign of the factor that comes from earlier reductions is not known", where)
     return rest, mine
@@ -330,7 +330,7 @@ def _where(c: Context, condition: Expr, a: Expr, b: Expr) -> list[Term]:
         raise Refused("a condition that mixes the streamed element and earlier reductions", condition)
     if isinstance(condition, Const):
         return separate(c, a if condition.value else b)
-    if c.has_x(condition):
+    if c.has_streamed(condition):
         return [_kept(c, t, condition) for t in separate(c, a)] + [
             _kept(c, t, call("not", condition)) for t in separate(c, b)
         ]
@@ -352,14 +352,14 @@ def with_condition(conditions: tuple[Expr, ...], more: Expr) -> tuple[Expr, ...]
 
 def _kept(c: Context, t: Term, condition: Expr) -> Term:
     """`t` selected by a condition on the element. Streamed factors are selected too: nothing is multiplied by 0."""
-    mine = tuple(p for p in t.powers if c.has_x(p[0]))
-    rest = tuple(p for p in t.powers if not c.has_x(p[0]))
+    mine = tuple(p for p in t.powers if c.has_streamed(p[0]))
+    rest = tuple(p for p in t.powers if not c.has_streamed(p[0]))
     if mine and t.exponent:
         value = to_expr(Term(powers=mine), c.dtype)
         mine = ((call("where", condition, value, const(0, value.dtype)), 1),)
     inner = (
-        tuple(p for p in rest if c.has_rho(p[0])),
-        tuple(e for e in t.exponent if any(c.has_rho(a) for a, _ in e.powers)),
+        tuple(p for p in rest if c.has_row(p[0])),
+        tuple(e for e in t.exponent if any(c.has_row(a) for a, _ in e.powers)),
     )
     return replace(t, powers=rest + mine, keep=with_condition(t.keep, condition), inner=inner)
 
@@ -396,9 +396,9 @@ def _is_nan(c: Context, p: Expr) -> Expr | None:
     if len(terms) != 1 or terms[0].rows or terms[0].keep:
         return None
     (t,) = terms
-    if any(c.has_x(a) for a, _ in t.powers):
+    if any(c.has_streamed(a) for a, _ in t.powers):
         return None
-    streamed = [e for e in t.exponent if any(c.has_x(a) for a, _ in e.powers)]
+    streamed = [e for e in t.exponent if any(c.has_streamed(a) for a, _ in e.powers)]
     matched = matching(c, t)
     if len(matched) != 1 or not streamed or not matched[0].whole:
         return None
@@ -406,14 +406,14 @@ def _is_nan(c: Context, p: Expr) -> Expr | None:
     exponential = _exponential_key(t.exponent)
     event: Expr = call("eq", base.state, MONOIDS[base.op].nothing(base.state.dtype))
     # What else the source subtracts, a log-sum-exp, is NaN where a score is; where one is inf, the others give 0.
-    rows = [e for e in t.exponent if e not in streamed and any(c.has_rho(a) and a is not base.state for a, _ in e.powers)]
+    rows = [e for e in t.exponent if e not in streamed and any(c.has_row(a) and a is not base.state for a, _ in e.powers)]
     if rows:
         event = call("or", call("eq", call("abs", base.state), const(float("inf"), base.state.dtype)),
                      call("isnan", add_up(rows, c.dtype)))  # fmt: skip
     for atom, n in t.powers:
         if n == -1 and _covering(c, atom, exponential):
             event = call("or", event, call("isnan", atom))
-        elif c.has_rho(atom):
+        elif c.has_row(atom):
             return None
     return event
 
@@ -437,7 +437,7 @@ def _covering(c: Context, atom: Expr, exponential: frozenset[object]) -> bool:
 
 def canon(c: Context, e: Expr) -> Expr:
     """An expression that doesn't depend on the stream in terms of states, simplified: what cancels is gone."""
-    if not c.has_rho(e):
+    if not c.has_row(e):
         return e
     found = c.canonical.get(e)
     if found is None:
@@ -480,13 +480,13 @@ def _merged_base(c: Context, op: Extremum, args: list[Expr]) -> Expr:
     stack = list(reversed(args))
     while stack:
         e = stack.pop()
-        if isinstance(e, Call) and e.fn == op and c.has_rho(e):
+        if isinstance(e, Call) and e.fn == op and c.has_row(e):
             stack.extend(reversed(e.args))
         elif e not in flat:
             flat.append(e)
     bases = [c.bases[e] for e in flat if isinstance(e, Var) and e in c.bases and c.bases[e].op == op]
-    inert = [e for e in flat if not c.has_rho(e)]
-    others = [e for e in flat if c.has_rho(e) and not any(e is b.state for b in bases)]
+    inert = [e for e in flat if not c.has_row(e)]
+    others = [e for e in flat if c.has_row(e) and not any(e is b.state for b in bases)]
     inits = [b.init for b in bases if b.init is not None] + inert
     if not bases:
         return _join(op, flat)

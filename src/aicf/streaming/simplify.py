@@ -36,7 +36,7 @@ from aicf.scalar import (
 )
 
 
-def decide(e: Expr, known: Mapping[Var, Expr]) -> Expr:
+def fold_comparisons(e: Expr, known: Mapping[Var, Expr]) -> Expr:
     """`e` with integer comparisons folded that hold, or fail, for every index in range."""
 
     def fold(node: Expr) -> Expr | None:
@@ -97,11 +97,11 @@ def split(e: Reduce, length: Expr, known: dict[Var, Expr]) -> Expr | None:
         if not borders or not borders <= set(cuts):
             continue
         shifted = substitute(e.body, {e.var: call("add", e.var, begin)})
-        main = reduce(e.op, e.var, length, decide(shifted, {**known, e.var: length}))
+        main = reduce(e.op, e.var, length, fold_comparisons(shifted, {**known, e.var: length}))
         value: Expr = main
         for k in range(extra):
             at = const(k, "i64") if k < start else call("add", end, const(k - start, "i64"))
-            single = decide(substitute(e.body, {e.var: at}), known)
+            single = fold_comparisons(substitute(e.body, {e.var: at}), known)
             value = call(MONOIDS[e.op].combine, value, single)
         return value
     return None

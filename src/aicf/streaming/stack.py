@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from aicf.scalar import Call, Const, Expr, Load, Var, call, extents, index, integer_const, substitute, variables, walk
-from aicf.streaming.cascade import Atom
+from aicf.streaming.cascade import ScoreContraction
 from aicf.streaming.recognise import Recognised
 
 
@@ -36,7 +36,7 @@ def _is_one(e: Expr) -> bool:
 
 def _streamed_loads(found: Recognised) -> Iterable[Load]:
     """Elements that are read once per streamed position: what stacking is meant to share."""
-    for e in (*(a.key for a in found.atoms), *(r.body for r in found.cascade)):
+    for e in (*(a.key for a in found.scores), *(r.body for r in found.cascade)):
         for x in walk(e):
             if isinstance(x, Load) and any(found.stream in variables(i) for i in x.index):
                 yield x
@@ -73,8 +73,8 @@ def _with_rows(found: Recognised, head: Var, group: int) -> Recognised:
 
     return replace(
         found,
-        atoms=tuple(Atom(a.name, a.over, a.width, put(a.row), put(a.key)) for a in found.atoms),
+        scores=tuple(ScoreContraction(a.name, a.over, a.width, put(a.row), put(a.key)) for a in found.scores),
         cascade=tuple(replace(r, body=put(r.body)) for r in found.cascade),
-        exits=tuple(replace(e, at=tuple(put(i) for i in e.at), expr=put(e.expr)) for e in found.exits),
+        outputs=tuple(replace(e, at=tuple(put(i) for i in e.at), expr=put(e.expr)) for e in found.outputs),
         extents=new,
     )

@@ -33,8 +33,8 @@ class Reduction:
 class Base:
     """A running extremum `name = op(init, op over the stream of body)`; no init means the operation's identity.
 
-    Sums are kept relative to the reference `ref`: the extremum itself, 0 while it is still the identity. `gauge_free`:
-    the outputs are the same for any other reference (docs/theory.md, T4), so that it may lag behind or be fixed. `finalize` then
+    Sums are kept relative to the reference `ref`: the extremum itself, 0 while it is still the identity. `shift_invariant`: the
+    outputs are the same for any other reference (docs/theory.md, T4), so that it may lag behind or be fixed. `finalize` then
     takes the reference in the extremum's place, save in comparisons with the identity, which are about the extremum.
     """
 
@@ -44,7 +44,7 @@ class Base:
     init: Expr | None
     ref: Var
     old: Var
-    gauge_free: bool = False
+    shift_invariant: bool = False
 
     @property
     def dtype(self) -> DType:
@@ -98,7 +98,7 @@ class StreamProgram:
     that don't depend on the stream, and names earlier in the map. `outputs` names those that are asked for."""
 
     stream: Var
-    atoms: tuple[Var, ...]
+    scores: tuple[Var, ...]
     bases: tuple[Base, ...]
     sums: tuple[Sum, ...]
     finalize: Mapping[str, Expr]
@@ -122,11 +122,11 @@ class NotSeparable:
 
 def program_text(p: StreamProgram) -> str:
     """The program as people read it, the same for the same program."""
-    atoms = f" (atoms {', '.join(a.name for a in p.atoms)})" if p.atoms else ""
-    lines = [f"stream {p.stream.name}{atoms}"]
+    scores = f" (scores {', '.join(a.name for a in p.scores)})" if p.scores else ""
+    lines = [f"stream {p.stream.name}{scores}"]
     for b in p.bases:
         init = "" if b.init is None else f", from {show(b.init, among=b.dtype)}"
-        free = ", shift invariant" if b.gauge_free else ""
+        free = ", shift invariant" if b.shift_invariant else ""
         lines.append(f"  base {b.name} : {b.dtype} = {b.op} of {show(b.body)}{init}{free}")
     for s in p.sums:
         axes = f"[{', '.join(v.name for v in s.payload)}]" if s.payload else ""

@@ -74,7 +74,7 @@ class TileProof:
     low: tuple[Expr, ...]
     high: tuple[Expr, ...]
     fill: float | None
-    summaries: tuple[tiles.Request, ...]
+    summaries: tuple[tiles.TileSummary, ...]
     undecided: bool = False
     end: Expr | None = None
 
@@ -114,11 +114,11 @@ def prove_tiles(s: Stream, tile_m: int, tile_n: int, *, strict: bool = False, ro
         full = call("and", full, call("le", end, h))
     used = _tensors((empty, full))
     # Masks that are added: numbers with -inf among them, or what is multiplied with a large negative one.
-    undecided |= any(is_float(r.value.dtype) or _lowest(r.value) for r in box.requests.values() if r.param in used)
+    undecided |= any(is_float(r.value.dtype) or _lowest(r.value) for r in box.summaries.values() if r.param in used)
     undecided |= not decided and any(_lowest(b.body) for b in s.extrema)
     if block_end is not None:
         used |= _tensors((block_end,))
-    summaries = tuple(r for r in box.requests.values() if r.param in used)
+    summaries = tuple(r for r in box.summaries.values() if r.param in used)
     fill = None if never else fills.largest
     return TileProof(empty, full, tuple(decided), tuple(low), tuple(high), fill, summaries, undecided, block_end)
 

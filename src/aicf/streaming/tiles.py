@@ -54,7 +54,7 @@ ABSORBS = -1e30  # a finite fill from here down absorbs every score that is adde
 
 
 @dataclass(frozen=True)
-class Request:
+class TileSummary:
     """A summary to compute: the extreme `op` over each tile of `axes` of `value`, stored as `param[outer…, tile of each axis]`.
     One axis, or two for a condition."""
 
@@ -78,7 +78,7 @@ class Box:
     number: Mapping[Var, Expr]
     batch: frozenset[Var] = frozenset()
     cut: Var | None = None
-    requests: dict[tuple[str, Expr], Request] = field(default_factory=dict[tuple[str, Expr], Request])
+    summaries: dict[tuple[str, Expr], TileSummary] = field(default_factory=dict[tuple[str, Expr], TileSummary])
     # What carried sums are relative to: finite, and the same for all streamed positions.
     references: frozenset[Var] = frozenset()
     # What was found before: subexpressions recur in the bodies of the extremum and of every sum.
@@ -128,10 +128,10 @@ class Box:
         if any(is_float(x.dtype) for x in variables(e)) or not all(v in self.number for v in axes):
             return None
         key = (op, e)
-        if key not in self.requests:
+        if key not in self.summaries:
             outer = tuple(sorted(variables(e) & self.batch, key=lambda v: v.name))
-            self.requests[key] = Request(f"{op}{len(self.requests)}", op, axes, outer, e)
-        found = self.requests[key]
+            self.summaries[key] = TileSummary(f"{op}{len(self.summaries)}", op, axes, outer, e)
+        found = self.summaries[key]
         return load(found.param, (*found.outer, *(self.number[v] for v in axes)), e.dtype)
 
 
@@ -794,4 +794,4 @@ def rest_of(box: Box, rows: Var, extent: Expr, block: int, stream: Var, cut: Var
     """What is left of a tile from streamed position `cut` on, for a block of rows that begins at the rows' origin."""
     end = call("min", call("add", index(rows.name + "0"), integer_const(block)), extent)
     high = {**box.high, rows: call("sub", end, integer_const(1))}
-    return Box({**box.low, stream: cut}, high, {stream: box.number[stream]}, box.batch, cut, box.requests, box.references)
+    return Box({**box.low, stream: cut}, high, {stream: box.number[stream]}, box.batch, cut, box.summaries, box.references)

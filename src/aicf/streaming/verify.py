@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from aicf.scalar import EXTREMA, Expr, Load, Var, call, const, is_float, is_int, show, variables, walk
-from aicf.streaming.gauge import rebases, rescales
+from aicf.streaming.shift_invariance import rebases, rescales
 from aicf.streaming.stream_program import Base, StreamProgram, Sum
 
 
@@ -46,7 +46,7 @@ class _Verifier:
         self.payload = frozenset(v for s in p.sums for v in s.payload) if payload is None else payload
         self.bases = {b.name: b for b in p.bases}
         self.sums = {s.name: s for s in p.sums}
-        self.element = {p.stream.name, *(a.name for a in p.atoms)}
+        self.element = {p.stream.name, *(a.name for a in p.scores)}
         self.states = {**{b.name: b.dtype for b in p.bases}, **{s.name: s.dtype for s in p.sums}}
         self.references = {b.ref.name for b in p.bases}
         self.old = {b.old.name for b in p.bases}
@@ -65,7 +65,7 @@ class _Verifier:
 
     def names(self) -> None:
         p = self.p
-        names = [p.stream.name, *(a.name for a in p.atoms), *(s.name for s in p.sums)]
+        names = [p.stream.name, *(a.name for a in p.scores), *(s.name for s in p.sums)]
         names += [n for b in p.bases for n in (b.name, b.ref.name, b.old.name)]
         for name in (n for n, k in Counter(names).items() if k > 1):
             self.problem(f"name {name}", "it is used twice")

@@ -207,4 +207,4 @@ def test_scores_behind_a_concatenation_are_the_same_product_as_beside_it() -> No
     q, k, v = torch.zeros(2, 1, 9, 8), torch.zeros(2, 1, 17, 10)[..., 1:9], torch.zeros(2, 1, 17, 8)
     (r,) = regions(sink, q, k, v, torch.zeros(1))
     assert r.status == "streamed" and r.region is not None
-    assert len(detected_meaning(r.region).atoms) == 1
+    assert len(detected_meaning(r.region).scores) == 1

@@ -104,14 +104,14 @@ def region_of(seen: Recognised, name: str, sources: Sources) -> ExecutionRegion:
     keep = keep_of(parts)
     if keep is not None:
         region.notes["keeps"] = show(keep)
-    scores = (f"{a.name} = sum over {a.over.name} of {show(a.row)} * {show(a.key)}" for a in found.atoms)
+    scores = (f"{a.name} = sum over {a.over.name} of {show(a.row)} * {show(a.key)}" for a in found.scores)
     region.notes["scores"] = "\n".join(scores)
     region.notes["cascade"] = "\n".join(f"{r.name} = {r.op} over {found.stream.name} of {show(r.body)}" for r in found.cascade)
-    results = (f"{e.node.name}[{', '.join(map(show, e.at))}] = {show(e.expr)}" for e in found.exits)
+    results = (f"{e.node.name}[{', '.join(map(show, e.at))}] = {show(e.expr)}" for e in found.outputs)
     region.notes["results"] = "\n".join(results)
     names = (*(n for n in dict.fromkeys((q, k, v)) if n in found.loads), *(n for n in found.loads if n not in (q, k, v)))
     region.inputs = [_value(found.loads[n], n) for n in names]
-    region.outputs = [_value(e.node, e.node.name) for e in found.exits]
+    region.outputs = [_value(e.node, e.node.name) for e in found.outputs]
     region.meaning = found
     return region
 
@@ -136,7 +136,7 @@ def region_axes(found: Recognised) -> dict[str, RegionAxis]:
         "sequence_length": RegionAxis("sequence", AxisRole.STREAM, found.stream, index("M")),
         "query_length": RegionAxis("query", AxisRole.ROW, found.row, e[found.row] if is_one(e[found.row]) else index("N")),
     }
-    for k, v in enumerate(dict.fromkeys(a.over for a in found.atoms)):
+    for k, v in enumerate(dict.fromkeys(a.over for a in found.scores)):
         made["head_dim" + suffix(k)] = RegionAxis("head" + suffix(k), AxisRole.CONTRACTED, v, e[v])
     for k, v in enumerate(found.columns):
         made["value_dim" + suffix(k)] = RegionAxis("value" + suffix(k), AxisRole.COLUMN, v, e[v])
@@ -165,8 +165,8 @@ def roles(found: Recognised) -> tuple[str, str, str]:
         # Values of one column, whose index is no variable: what the last sum reads along the stream alone.
         streamed = [x for r in found.cascade if r.op == "sum" for x in walk(r.body) if isinstance(x, Load)]
         alone = [x.tensor for x in streamed if any(found.stream in variables(i) for i in x.index)]
-        values = next((t for t in reversed(alone) if t not in {first(a.key) for a in found.atoms}), alone[-1] if alone else "")
-    return first(found.atoms[0].row), first(found.atoms[0].key), values
+        values = next((t for t in reversed(alone) if t not in {first(a.key) for a in found.scores}), alone[-1] if alone else "")
+    return first(found.scores[0].row), first(found.scores[0].key), values
 
 
 def place(node: Node | None) -> Location | None:

@@ -53,7 +53,7 @@ from aicf.scalar import (
     walk,
 )
 from aicf.streaming.derive import derive
-from aicf.streaming.recognise import Exit, Recognised
+from aicf.streaming.recognise import Recognised, RegionOutput
 from aicf.streaming.stream_program import Base, NotSeparable, StreamProgram, Sum
 from aicf.streaming.verify import check_program
 
@@ -111,7 +111,7 @@ def add_stream(region: Region, program: StreamProgram) -> Region:
     names = _Names(meaning, program, region.attrs["sizes"], attention=str(region.attrs["pattern"]).endswith("attention"))
     b = MCIRBuilder()
     stream = b.streaming_region("attention_stream", stream_axis=region.attrs["axes"]["sequence_length"].name)
-    widths = [int(a.width.value) for a in meaning.atoms if isinstance(a.width, Const)]
+    widths = [int(a.width.value) for a in meaning.scores if isinstance(a.width, Const)]
     tile = b.tile_region("q_tile_loop", SPEC_POLICY.tile_m, SPEC_POLICY.tile_n, max(widths, default=SPEC_POLICY.tile_k))
     tile.nodes.extend(_Nodes(b, meaning, program, names, region).all())
     steps = (MCNodeOp.UPDATE_SOFTMAX, MCNodeOp.UPDATE_STATE, MCNodeOp.ACCUMULATE_OUTPUT)
@@ -123,9 +123,9 @@ def add_stream(region: Region, program: StreamProgram) -> Region:
 
 def derived(meaning: Recognised, strict: bool = False) -> StreamProgram:
     """The one-pass program of a region (`strict`: see `derive`). Raises LoweringRefused with the derivation's reason."""
-    outputs = {f"out{k}": e.expr for k, e in enumerate(meaning.exits)}
-    atoms = [var(a.name, a.row.dtype if is_float(a.row.dtype) else "f32") for a in meaning.atoms]
-    program = derive(meaning.cascade, outputs, meaning.stream, atoms=atoms, payload=meaning.columns, strict=strict)
+    outputs = {f"out{k}": e.expr for k, e in enumerate(meaning.outputs)}
+    scores = [var(a.name, a.row.dtype if is_float(a.row.dtype) else "f32") for a in meaning.scores]
+    program = derive(meaning.cascade, outputs, meaning.stream, scores=scores, payload=meaning.columns, strict=strict)
     if isinstance(program, NotSeparable):
         raise LoweringRefused(str(program))
     program = _counting(program, meaning.extents[meaning.stream])
@@ -156,10 +156,10 @@ def _counting(program: StreamProgram, length: Expr) -> StreamProgram:
 
 def _check(meaning: Recognised, program: StreamProgram) -> None:
     states = {x.name for x in (*program.bases, *program.sums)} | {b.ref.name for b in program.bases}
-    for k, e in enumerate(meaning.exits):
+    for k, e in enumerate(meaning.outputs):
         if not any(v.name in states for v in variables(finalizer(program, f"out{k}"))):
             raise LoweringRefused(f"{e.node.name} is the same whatever the scores are: nothing is left to stream")
-    for a in meaning.atoms:
+    for a in meaning.scores:
         _width(a.width, "the head dim of the scores")
         if variables(a.row) & {meaning.stream} or variables(a.key) & {meaning.row}:
             raise LoweringRefused(f"the operands of {a.name} are not one per row and one per key")
@@ -178,12 +178,12 @@ def _check(meaning: Recognised, program: StreamProgram) -> None:
             _width(meaning.extents[c], "the value width")
         if variables(s.weight) & set(meaning.columns):
             raise LoweringRefused(f"what the values are weighed with is another number for every column: {show(s.weight)}")
-        if s.value is not None and variables(s.value) & {meaning.row, *program.atoms}:
+        if s.value is not None and variables(s.value) & {meaning.row, *program.scores}:
             raise LoweringRefused(f"the summed values depend on the row: {show(s.value)}")
-    for e in (*(b.body for b in program.bases), *(s.body for s in program.sums), *(a.row for a in meaning.atoms)):
+    for e in (*(b.body for b in program.bases), *(s.body for s in program.sums), *(a.row for a in meaning.scores)):
         if any(n.dtype == "f64" for n in walk(e)):
             raise LoweringRefused("it computes in float64; kernels accumulate in float32. Use float32, float16 or bfloat16")
-    if any(x.type.dtype == "f64" for x in (*meaning.loads.values(), *(e.node for e in meaning.exits))):
+    if any(x.type.dtype == "f64" for x in (*meaning.loads.values(), *(e.node for e in meaning.outputs))):
         raise LoweringRefused("it computes in float64; kernels accumulate in float32. Use float32, float16 or bfloat16")
 
 
@@ -221,7 +221,7 @@ class _Names:
     def __init__(self, meaning: Recognised, program: StreamProgram, sizes: dict[str, Expr], *, attention: bool) -> None:
         self.meaning, self.program, self.sizes = meaning, program, sizes
         self.values: dict[str, str] = {}  # a name of the program -> the value's
-        for k, a in enumerate(meaning.atoms):
+        for k, a in enumerate(meaning.scores):
             self.values[a.name] = "score_frag" + suffix(k)
         softmax = attention and bool(program.bases)
         for k, base in enumerate(program.bases):
@@ -231,7 +231,7 @@ class _Names:
         for k, s in enumerate(x for x in program.sums if x.payload):
             self.values[s.name] = "output_acc" + suffix(k)
         self._put: dict[Expr, Expr] = {}
-        for a in program.atoms:
+        for a in program.scores:
             self._put[a] = var(self.values[a.name], a.dtype)
         for x in (*program.bases, *program.sums):
             self._put[x.state] = var(self.values[x.name], x.dtype)
@@ -288,12 +288,12 @@ class _Nodes:
             yield self.states(row_sums)
         for k, s in enumerate(wide_sums):
             yield self.accumulate(k, s)
-        for k, e in enumerate(self.meaning.exits):
+        for k, e in enumerate(self.meaning.outputs):
             yield self.store(k, e)
 
     def loads(self, wide: list[Sum]) -> Iterable[MCNode]:
         i, j = self.meaning.row.name, self.meaning.stream.name
-        for k, a in enumerate(self.meaning.atoms):
+        for k, a in enumerate(self.meaning.scores):
             yield self._load(f"q{suffix(k)}", f"Q{suffix(k)}_tile", a.row, (i, a.over.name))
             yield self._load(f"k{suffix(k)}", f"K{suffix(k)}_tile", a.key, (j, a.over.name))
         self.value_tiles: dict[Expr, str] = {}
@@ -326,7 +326,7 @@ class _Nodes:
         return made
 
     def scores(self) -> Iterable[MCNode]:
-        for k, a in enumerate(self.meaning.atoms):
+        for k, a in enumerate(self.meaning.scores):
             end = suffix(k)
             axes = (self.meaning.row.name, self.meaning.stream.name)
             frag = self._value(self.names.values[a.name], axes, "fp32", "register")
@@ -337,7 +337,7 @@ class _Nodes:
     def _frags(self, *expressions: Expr) -> list[MCValue]:
         """The score tiles that expressions read, at least the first."""
         used = {v.name for e in expressions for v in variables(e)}
-        frags = [self.values[self.names.values[a.name]] for a in self.meaning.atoms]
+        frags = [self.values[self.names.values[a.name]] for a in self.meaning.scores]
         return [f for f in frags if f.name in used] or frags[:1]
 
     def states(self, row_sums: list[Sum]) -> MCNode:
@@ -367,7 +367,7 @@ class _Nodes:
         inputs = [*self._frags(made.sum.weight), self.values[self.value_tiles[s.value]]]
         return self.b.node("accumulate" + suffix(k), MCNodeOp.ACCUMULATE_OUTPUT.value, inputs, [acc], made)
 
-    def store(self, k: int, e: Exit) -> MCNode:
+    def store(self, k: int, e: RegionOutput) -> MCNode:
         """Reads the states that its program needs; the first of them that has the output's axes stands among the inputs."""
         expr = finalizer(self.program, f"out{k}")
         for b in self.program.bases:  # a reference that a finalizer uses is the final one

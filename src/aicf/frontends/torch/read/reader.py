@@ -27,7 +27,7 @@ from aicf.frontends.torch.capture.flex_mods import FLEX
 from aicf.frontends.torch.fx.locations import location_of, op_name
 from aicf.frontends.torch.fx.symbols import Dims, Unreadable, from_symbolic, is_positive, type_of
 from aicf.semantic import Graph, GraphBuilder, Node, TensorType, ancestors
-from aicf.semantic.whole import whole_contractions
+from aicf.semantic.split_contractions import merge_split_contractions
 
 from . import ops_contract, ops_create, ops_elementwise, ops_index, ops_reduce, ops_views
 from .context import Args, Context, Given, Handler
@@ -454,7 +454,7 @@ class _Reader:
         graph = self.b.graph
         for node, found in self.reading.anchors.items():
             self.reading.anchors[node] = [self._until(a) for a in found]
-        for node in whole_contractions(graph):
+        for node in merge_split_contractions(graph):
             self.reading.anchors.pop(node, None)
         live = set(ancestors([*graph.outputs, *self.reading.anchors]))
         graph.nodes[:] = [n for n in graph.nodes if n in live]

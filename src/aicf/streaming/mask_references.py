@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from aicf.scalar import MONOIDS, Call, Const, Expr, call, const, substitute, var, variables
-from aicf.streaming.gauge import scaling
+from aicf.streaming.shift_invariance import scaling
 from aicf.streaming.stream_program import Base, StreamProgram, Sum
 
 
-def referred_to_kept(p: StreamProgram) -> StreamProgram:
+def with_mask_references(p: StreamProgram) -> StreamProgram:
     """`p` with a reference of their own for conditional sums that meet in ratios alone. Some of them may select from what the
     others keep, and these get one again when they meet in ratios by themselves."""
     done: set[str] = set()
@@ -28,7 +28,7 @@ def referred_to_kept(p: StreamProgram) -> StreamProgram:
             return p
         done.add(base.name)
         for shared in dict.fromkeys(_conditions(s, base) for s in p.sums):
-            if not any(variables(c) & {p.stream, *p.atoms} for c in shared):
+            if not any(variables(c) & {p.stream, *p.scores} for c in shared):
                 continue
             own = {s.name: _conditions(s, base) for s in p.sums}
             within = [s for s in p.sums if set(shared) <= set(own[s.name])]

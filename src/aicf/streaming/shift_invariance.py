@@ -70,7 +70,7 @@ STILL = Motion()
 Motions = Callable[[Var], Motion]
 
 
-def gauge_free(p: StreamProgram) -> frozenset[str]:
+def shift_invariant_references(p: StreamProgram) -> frozenset[str]:
     """Names of the bases that are references of sums and of whose shift every output is proved to be free."""
     used = {name for s in p.sums for name, _ in s.stabilisers} | {s.shift.base for s in p.sums if s.shift is not None}
     outputs = results(p, p.outputs)

@@ -9,7 +9,7 @@ import pytest
 
 from aicf.scalar import Expr, call, cast, const, evaluate, index, var
 from aicf.streaming.derive import derive
-from aicf.streaming.program import run
+from aicf.streaming.evaluate import run
 from aicf.streaming.stream_program import Reduction, StreamProgram
 
 J, S, V, T = index("j"), var("s", "f32"), var("v", "f32"), var("t", "f32")
@@ -28,7 +28,7 @@ def _program(renormalised: Expr, keep: Expr = KEEP) -> StreamProgram:
         ],
         {"o": var("o", "f32")},
         J,
-        atoms=[S, T, V],
+        scores=[S, T, V],
     )
     assert isinstance(made, StreamProgram)
     return made
@@ -83,7 +83,7 @@ def test_what_selects_from_the_kept_terms_is_relative_to_their_maximum(gap: floa
         ],
         {"o": var("o", "f32")},
         J,
-        atoms=[S, T, V],
+        scores=[S, T, V],
     )
     assert isinstance(made, StreamProgram)
     s = np.array([gap, 0.25, -0.5, 0.0, gap - 1], np.float32)
@@ -109,7 +109,7 @@ def test_a_maximum_that_starts_from_a_sink_is_the_reference_of_all_elements_only
         ],
         {"o": var("o", "f32")},
         J,
-        atoms=[S, T, V],
+        scores=[S, T, V],
     )
     assert isinstance(made, StreamProgram)
     s = np.array([0.25, -0.5, 0.0, 0.5, -1.0], np.float32)
@@ -155,7 +155,7 @@ def test_a_second_mask_that_is_normalised_again_has_a_maximum_of_its_own(gap: fl
         ],
         {"o": var("o", "f32")},
         J,
-        atoms=[S, T, V],
+        scores=[S, T, V],
     )
     assert isinstance(made, StreamProgram) and len(made.bases) == 3
     s = np.array([gap, gap - 1, 0.25, -0.5, 0.0], np.float32)

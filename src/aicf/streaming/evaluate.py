@@ -171,11 +171,11 @@ def run(
 
 def row_env(p: StreamProgram, env: Env) -> dict[str, Any]:
     """What of `env` doesn't depend on the stream."""
-    streamed = {p.stream.name, *(a.name for a in p.atoms)}
+    streamed = {p.stream.name, *(a.name for a in p.scores)}
     return {k: v for k, v in env.items() if k not in streamed}
 
 
 def slice_env(p: StreamProgram, env: Env, lo: int, hi: int) -> dict[str, Any]:
     """`env` for the elements `lo <= j < hi`."""
-    streamed = {p.stream.name, *(a.name for a in p.atoms)}
+    streamed = {p.stream.name, *(a.name for a in p.scores)}
     return {k: v[lo:hi] if k in streamed else v for k, v in env.items()}

@@ -21,7 +21,7 @@ FEW = 8  # parts that leave out no more than this are told from single elements,
 _ELEMENTWISE = ("cast", "mul", "div", "where")
 
 
-def whole_contractions(graph: Graph) -> list[Node]:
+def merge_split_contractions(graph: Graph) -> list[Node]:
     """Rewrites `graph` in place, and gives the nodes that nothing needs any longer."""
     users = graph.users()
     made: list[tuple[Node, Node]] = []
@@ -106,4 +106,4 @@ def _normalised(node: Node, axis: int) -> bool:
     return node.op == "softmax" and node.attrs["axis"] == axis
 
 
-__all__ = ["whole_contractions"]
+__all__ = ["merge_split_contractions"]
