@@ -3,7 +3,9 @@
 This is the meaning of the language: lowering passes and backends are tested against it. Statements run on whole tiles, so small
 sizes are fast. Lanes that do not exist are never computed; in a tile they hold poison (NaN, the largest integer, True), except
 that a LoadTile leaves 0 there, so a program in which such a lane leaks into a result is found. Broken promises raise: a `whole`
-phase with a missing lane, a load or store outside its tensor, a stream from an origin that is no multiple of the tile length.
+phase with a missing lane, a load or store outside its tensor, a stream from an origin that is no multiple of the tile length,
+and lanes that a block of rows may leave out (`Rows.ends`) but that count: such a kernel runs a second time without these lanes,
+and the results are compared.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from aicf.kernel.ir import (
     Summary,
     TensorParam,
     Tile,
+    statements,
     written,
 )
 from aicf.kernel.trace import Trace
@@ -75,11 +78,38 @@ def run_kernel(
         tensors.setdefault(name, array)
     for param in kernel.tensors:
         _fits(param, tensors, sizes)
+    if not any(isinstance(s, Rows) and s.ends for s in statements(kernel.body)):
+        return _run(kernel, tensors, sizes, scalars, double, leave_out=False)
+    shortened = {p.name: tensors[p.name] if p.role == "in" else tensors[p.name].copy() for p in kernel.tensors}
+    trace = _run(kernel, tensors, sizes, scalars, double, leave_out=False)
+    _run(kernel, shortened, sizes, scalars, double, leave_out=True)
+    _compare_without(kernel, tensors, shortened)
+    return trace
+
+
+def _compare_without(kernel: Kernel, tensors: Mapping[str, Any], shortened: Mapping[str, Any]) -> None:
+    """ValueError where leaving out the lanes past `Rows.ends` changes a result. A result that is NaN may change: what such a lane
+    holds may be assumed to be finite, and is not left out as long as it is looked at."""
+    for name in (p.name for p in kernel.tensors if p.role == "out"):
+        whole, without = tensors[name], shortened[name]
+        wrong = np.argwhere((whole != without) & (whole == whole))
+        if len(wrong):
+            at = tuple(int(x) for x in wrong[0])
+            ended = [s for s in statements(kernel.body) if isinstance(s, Rows)]
+            ends = [f"rows {s.axis}: {a} before {show(e)}" for s in ended for a, e in s.ends]
+            what = f"{name}{list(at)} is {whole[at]}, without lanes that were said not to count {without[at]}"
+            raise ValueError(f"{what} ({'; '.join(dict.fromkeys(ends))})")
+
+
+def _run(
+    kernel: Kernel, tensors: dict[str, Any], sizes: Mapping[str, int], scalars: Mapping[str, float] | None, double: bool, *,
+    leave_out: bool,
+) -> Trace:  # fmt: skip
     env: dict[str, Any] = {name: int(sizes[name]) for name in kernel.sizes}
     for s in kernel.scalars:
         given = (scalars or {})[s.name]
         env[s.name] = round_to(given, _stored(s.dtype, double))
-    machine = _Machine(kernel, tensors, env, double)
+    machine = _Machine(kernel, tensors, env, double, leave_out)
     for param in kernel.tensors:
         if param.role == "out":
             machine.stored[param.name] = np.zeros(tensors[param.name].shape, np.int64)
@@ -143,6 +173,7 @@ class _Machine:
     tensors: dict[str, Any]
     env: dict[str, Any]  # sizes, scalars, loop variables, origins, flags
     double: bool
+    leave_out: bool  # lanes at or past `Rows.ends`
     trace: Trace = field(default_factory=Trace)
     stored: dict[str, Any] = field(default_factory=dict[str, Any])  # how often each element of an out tensor was written
     tiles: dict[str, _Value] = field(default_factory=dict[str, _Value])
@@ -150,6 +181,8 @@ class _Machine:
     window: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # of blocked axes: start and length
     block: dict[str, int] = field(default_factory=dict[str, int])  # of blocked axes: rows of one block, for live bytes
     repeat: dict[str, int] = field(default_factory=dict[str, int])  # of blocked axes: blocks that run together
+    # Of streamed axes whose last lanes are left out: the blocked axis, and for each of its existing rows the first lane left out.
+    limits: dict[str, tuple[str, Any]] = field(default_factory=dict[str, tuple[str, Any]])
     live: dict[Any, int] = field(default_factory=dict[Any, int])
     axes: dict[str, tuple[str, int, int]] = field(default_factory=dict[str, tuple[str, int, int]])  # origin's name, tile, extent
 
@@ -173,6 +206,16 @@ class _Machine:
 
     def counts(self, axes: tuple[str, ...]) -> tuple[int, ...]:
         return tuple(self.existing(a)[1] for a in axes)
+
+    def left_out(self, axes: tuple[str, ...], over: str) -> Any:
+        """Which of the existing lanes of `axes` are left out of a sum over `over`; None when none is."""
+        rows, firsts = self.limits.get(over, ("", None))
+        if rows not in axes:
+            return None
+        first, count = self.existing(over)
+        out = np.arange(first, first + count) >= np.expand_dims(firsts, 1)
+        order = (rows, over) if axes.index(rows) < axes.index(over) else (over, rows)
+        return np.expand_dims(out if order[0] == rows else out.T, tuple(d for d, a in enumerate(axes) if a not in order))
 
     def times(self, axes: frozenset[str] | tuple[str, ...]) -> int:
         """How many blocks that run together each do something that has `axes` only."""
@@ -323,6 +366,9 @@ class _Machine:
         kept = _stored(s.tile.dtype, self.double)
         wide = "f32" if kept in ("f16", "bf16") else kept
         value = round_to(np.broadcast_to(self.value(s.expr, axes), shape), wide)
+        out = self.left_out(axes, s.axis)
+        if out is not None:
+            value = np.where(out, np.asarray(MONOIDS[s.op].identity(wide), value.dtype), value)
         old = self.see(self.target(s.tile)) if s.accumulate else None
         if s.accumulate:
             self.reads(s.tile)
@@ -346,7 +392,8 @@ class _Machine:
             self.reads(operand)
             rest = [d for d, a in enumerate(operand.axes) if a != s.over]
             array = round_to(self.see(known).transpose([*rest, operand.axes.index(s.over)]), wide)
-            sides.append(array)
+            out = self.left_out((*(operand.axes[d] for d in rest), s.over), s.over)
+            sides.append(array if out is None else np.where(out, np.zeros_like(array), array))
         a, b = sides
         outer = (*(x for x in s.a.axes if x != s.over), *(x for x in s.b.axes if x != s.over))
         with np.errstate(all="ignore"):
@@ -379,15 +426,25 @@ class _Machine:
         count = self.existing(s.axis)[1]  # blocks without an existing row have nothing to do
         blocks = -(-count // s.step)
         together = _rowwise(s)
-        outer = dict(self.window), dict(self.block), dict(self.repeat)
+        outer = dict(self.window), dict(self.block), dict(self.repeat), dict(self.limits)
         self.block[s.axis] = s.step
         if together and blocks:
             self.repeat[s.axis] = blocks
         for first in range(0, count, max(count, 1) if together else s.step):
             size = blocks * s.step if together else s.step
             self.window[s.axis] = (start + first, min(size, length - first))
+            if self.leave_out:
+                self.limits.update(self.ends(s))
             self.scoped(s.body)
-        self.window, self.block, self.repeat = outer
+        self.window, self.block, self.repeat, self.limits = outer
+
+    def ends(self, s: Rows) -> dict[str, tuple[str, Any]]:
+        """For each axis that `s` ends, for each existing row, the end of the row's block."""
+        first, count = self.existing(s.axis)
+        blocks = first + np.arange(count) // s.step * s.step
+        env = {**self.env, self.axes[s.axis][0]: blocks}
+        ends = {a: evaluate(e, env, self.tensors, double=self.double, read=self._unseen) for a, e in s.ends}
+        return {a: (s.axis, np.broadcast_to(end, blocks.shape)) for a, end in ends.items()}
 
     def stream(self, s: Stream) -> None:
         axis = self.kernel.axis(s.axis)

@@ -42,7 +42,8 @@ def print_kernel(kernel: Kernel) -> str:
     for s in kernel.summaries:
         outer = "".join(f"{v.var.name}, " for v in s.outer)
         tiles = ", ".join(f"{a} tile" for a in s.axes)
-        out.append(f"  summary {s.param}[{outer}{tiles}] = {s.op} over {', '.join(s.axes)} of {show(s.value)}")
+        turns = f", for {', '.join(_loop(v) for v in s.outer)}" if s.outer else ""
+        out.append(f"  summary {s.param}[{outer}{tiles}] = {s.op} over {', '.join(s.axes)} of {show(s.value)}{turns}")
     out += _body(kernel, kernel.body, 1)
     return "\n".join(out) + "\n"
 

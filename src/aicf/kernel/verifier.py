@@ -61,8 +61,9 @@ def verify_kernel(kernel: Kernel) -> list[str]:
 
 @dataclass(frozen=True)
 class _Scope:
-    """What a statement sees. `loops`: for each enclosing loop that runs more than once, the variable names that tell its turns
-    apart and how it is called in messages. `fixed`: tiles that exist outside the innermost Rows of each axis."""
+    """What a statement sees. `walked`: axes with a loop around; `streamed`: those whose loop is a stream. `loops`: for each
+    enclosing loop that runs more than once, the variable names that tell its turns apart and how it is called in messages.
+    `rows`: for each blocked axis, the tiles that exist outside its blocks."""
 
     bound: dict[str, DType]
     tiles: dict[str, Tile] = field(default_factory=dict[str, Tile])
@@ -70,6 +71,7 @@ class _Scope:
     loops: tuple[tuple[frozenset[str], str], ...] = ()
     rows: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     in_retry: bool = False
+    streamed: frozenset[str] = frozenset()
 
     def inside(self) -> _Scope:
         """A copy whose tiles end with it."""
@@ -316,6 +318,18 @@ class _Verifier:
             self.problem(s, f"axis {s.axis} is blocked already")
         if axis is not None and not 1 <= s.step <= axis.tile:
             self.problem(s, f"step {s.step} must be from 1 to the tile length {axis.tile}")
+        if s.unit not in ("thread", "warp"):
+            self.problem(s, f"works per {s.unit}, a block of rows is a thread's or a warp's")
+        if len({a for a, _ in s.ends}) != len(s.ends):
+            self.problem(s, "an axis is ended twice")
+        for name, end in s.ends:
+            if name not in scope.streamed:
+                self.problem(s, f"ends axis {name}, which no stream around it walks")
+            elif name == s.axis:
+                self.problem(s, f"ends its own axis {name}")
+            self.expression(s, end, (), scope, tiles=False)
+            if not is_int(end.dtype):
+                self.problem(s, f"`{show(end)}` is {end.dtype}, an end must be an integer")
         inner = scope.inside()
         turns = (frozenset({s.axis}), f"the blocks of {s.axis}")
         return self.body(s.body, replace(inner, rows={**scope.rows, s.axis: frozenset(scope.tiles)}, loops=(*scope.loops, turns)))
@@ -347,6 +361,7 @@ class _Verifier:
             scope,
             bound={**scope.bound, axis.origin.name: "i64"},
             walked=scope.walked | {s.axis},
+            streamed=scope.streamed | {s.axis},
             loops=scope.loops if _single(axis.extent) else (*scope.loops, turns),
         )
         found: list[Stores] = []
@@ -373,6 +388,10 @@ class _Verifier:
         return stores
 
     def parallel(self, s: Parallel, scope: _Scope) -> Stores:
+        if s.unit not in ("thread", "block"):
+            self.problem(s, f"runs per {s.unit}, an item is a thread's or a block's")
+        elif s.unit == "thread" and s.warps != 1:
+            self.problem(s, f"a thread has no {s.warps} warps")
         bound, walked, loops = dict(scope.bound), set[str](), list[tuple[frozenset[str], str]]()
         for v in s.loops:
             self.names(s, v.extent, scope.bound)
