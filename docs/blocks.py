@@ -1,7 +1,7 @@
 """The code blocks of a page, run in order in one fresh process, and the outputs that stand below them.
 
     ```python            runs in the page's process: later blocks see earlier names
-    ```bash              runs in a shell, in the same empty folder; `aicf` is this checkout's command line
+    ```bash              runs in a shell, in the same empty folder; `python` and `aicf` are this checkout's
     ```text              directly below one of these: what it prints, exactly
 
 Other blocks are read by people only. `current(page)` is the page with the outputs that its code has now.
@@ -39,7 +39,7 @@ for language, code, line in json.load(open(exchange)):
             exec(compile("\n" * (line - 1) + code, page, "exec"), names)
         printed.append(out.getvalue())
     else:
-        shell = 'aicf() { "%s" -m aicf "$@"; }; set -e\n' % sys.executable + code
+        shell = 'python() { "%s" "$@"; }; aicf() { python -m aicf "$@"; }; set -e\n' % sys.executable + code
         done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"{page}:{line}: {done.stderr}")
