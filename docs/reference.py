@@ -236,7 +236,7 @@ def kernel_statements() -> str:
     """The statements of Kernel IR."""
     return classes(
         kernel_ir.Fill, kernel_ir.LoadTile, kernel_ir.Map, kernel_ir.Reduce, kernel_ir.Contract, kernel_ir.StoreTile,
-        kernel_ir.Rows, kernel_ir.Phase, kernel_ir.Stream, kernel_ir.Retry, kernel_ir.Loop, kernel_ir.Parallel,
+        kernel_ir.RowBlock, kernel_ir.Phase, kernel_ir.Stream, kernel_ir.Retry, kernel_ir.Loop, kernel_ir.Parallel,
     )  # fmt: skip
 
 

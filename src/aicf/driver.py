@@ -20,7 +20,7 @@ import numpy as np
 
 from aicf.backends.manifest import named_target, stages, target_names
 from aicf.decide import Decision, decide
-from aicf.kernel import Kernel, Rows, Tile, print_kernel, statements, written
+from aicf.kernel import Kernel, RowBlock, Tile, print_kernel, statements, written
 from aicf.kernel.lowering import bound_kernel
 from aicf.kernel.verifier import check_kernel
 from aicf.mcir import AttentionPatternPass, LoweringRefused, MCModule, Refusal, dump_module, validate_module
@@ -304,7 +304,7 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     outputs = {e.node.name: e.node for e in found.outputs}
     result.outputs = [outputs[name] for name in binding.outputs.values()]
     result.size_names = executable.symbols
-    result.rows_end = max((s.step for s in statements(kernel.body) if isinstance(s, Rows) and s.ends), default=0)
+    result.rows_end = max((s.step for s in statements(kernel.body) if isinstance(s, RowBlock) and s.ends), default=0)
     result.bytes_streamed = working_bytes(kernel) * schedule.threads
     result.tiles = _static_tiles(result, hints)
     result.specialised = _specialised(found)

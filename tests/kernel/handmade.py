@@ -13,7 +13,7 @@ from aicf.kernel import (
     Parallel,
     Phase,
     Reduce,
-    Rows,
+    RowBlock,
     StoreTile,
     Stream,
     TensorParam,
@@ -63,7 +63,7 @@ def attention(
         return (
             LoadTile(k, "K", (b, hk, j, index("d"))),
             LoadTile(v, "V", (b, hk, j, index("e"))),
-            Rows("i", rows, (
+            RowBlock("i", rows, (
                 Contract(s, q, k, "d"),
                 Map(s, score),
                 Reduce(t, "max", "j", f("s")),

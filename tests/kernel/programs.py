@@ -23,7 +23,7 @@ from aicf.kernel import (
     Phase,
     Reduce,
     Retry,
-    Rows,
+    RowBlock,
     Stmt,
     StoreTile,
     Stream,
@@ -71,9 +71,9 @@ def start() -> tuple[Stmt, ...]:
     return Fill(RM, NEG), Fill(RL, ZERO), Fill(ACC, ZERO)
 
 
-def update(score: Expr, rows: int) -> Rows:
+def update(score: Expr, rows: int) -> RowBlock:
     """One tile's step of the online softmax for the score program `score` (of `s`)."""
-    return Rows("i", rows, (
+    return RowBlock("i", rows, (
         Contract(S, Q, K, "d"),
         Map(S, score),
         Reduce(RT, "max", "j", f("s")),

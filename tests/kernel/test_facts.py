@@ -14,7 +14,7 @@ from aicf.kernel import (
     Kernel,
     Parallel,
     Retry,
-    Rows,
+    RowBlock,
     Stmt,
     Stream,
     allocate,
@@ -131,7 +131,7 @@ def with_ends(body: tuple[Stmt, ...], change: Callable[[Ends], Ends]) -> tuple[S
     made: list[Stmt] = []
     for s in body:
         match s:
-            case Rows():
+            case RowBlock():
                 made.append(replace(s, ends=change(s.ends) if s.ends else ()))
             case Stream():
                 made.append(replace(s, phases=tuple(replace(p, body=with_ends(p.body, change)) for p in s.phases)))
@@ -151,7 +151,7 @@ def earlier(kernel: Kernel, by: int) -> Kernel:
     return replace(kernel, body=with_ends(kernel.body, change))
 
 
-ENDED = [name for name, k in KERNELS.items() if any(isinstance(s, Rows) and s.ends for s in statements(k.body))]
+ENDED = [name for name, k in KERNELS.items() if any(isinstance(s, RowBlock) and s.ends for s in statements(k.body))]
 
 
 def run(kernel: Kernel, double: bool = False) -> None:

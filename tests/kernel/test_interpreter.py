@@ -19,7 +19,7 @@ from aicf.kernel import (
     Parallel,
     Phase,
     Reduce,
-    Rows,
+    RowBlock,
     ScalarParam,
     StoreTile,
     Stream,
@@ -340,7 +340,7 @@ def test_missing_lanes_are_poison_and_left_out():
                 (
                     Fill(least, const(float("inf"), "f32")),
                     Stream("j", size(0), index("M"), (Phase("partial", const(True, "bool"), False, (
-                        Rows("i", 3, (
+                        RowBlock("i", 3, (
                             Map(low, call("sub", const(0.0, "f32"), call("add", call("mul", const(1.0, "f32"), i), j))),
                             Reduce(least, "min", "j", var("low", "f32"), accumulate=True),
                         )),

@@ -9,7 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aicf.kernel import Kernel, Parallel, Retry, Rows, Stmt, Stream, allocate, live_tiles, print_kernel, run_kernel, verify_kernel
+from aicf.kernel import (
+    Kernel,
+    Parallel,
+    Retry,
+    RowBlock,
+    Stmt,
+    Stream,
+    allocate,
+    live_tiles,
+    print_kernel,
+    run_kernel,
+    verify_kernel,
+)
 from aicf.scalar import integer
 
 from . import programs
@@ -36,7 +48,7 @@ def changed(body: tuple[Stmt, ...]) -> Iterator[tuple[Stmt, ...]]:
         if k:
             yield (*body[: k - 1], s, body[k - 1], *body[k + 1 :])
         match s:
-            case Rows() | Retry() | Parallel():
+            case RowBlock() | Retry() | Parallel():
                 for inner in changed(s.body):
                     yield (*body[:k], replace(s, body=inner), *body[k + 1 :])
             case Stream():

@@ -21,7 +21,7 @@ from aicf.kernel import (
     Phase,
     Reduce,
     Retry,
-    Rows,
+    RowBlock,
     StoreTile,
     Stream,
     Summary,
@@ -100,7 +100,7 @@ WRONG: list[tuple[str, Kernel, str]] = [
     ("scope of a phase", frame(ZEROED, stream(GET), Map(TOTAL, f("x")), PUT), "uses x, which is not bound here"),
     (
         "scope of row blocks",
-        frame(ZEROED, Rows("i", 4, (Fill(tile("z", "i"), ZERO),)), Map(TOTAL, f("z")), PUT),
+        frame(ZEROED, RowBlock("i", 4, (Fill(tile("z", "i"), ZERO),)), Map(TOTAL, f("z")), PUT),
         "uses z, which is not bound here",
     ),
     (
@@ -241,11 +241,11 @@ WRONG: list[tuple[str, Kernel, str]] = [
         frame(ZEROED, Fill(tile("z", "w"), ZERO), Stream("w", size(0), size(4), everything(())), PUT),
         "tile z has axis w from outside",
     ),
-    ("rows step", frame(ZEROED, Rows("i", 17, ()), PUT), "step 17 must be from 1 to the tile length 16"),
-    ("rows inside rows", frame(ZEROED, Rows("i", 4, (Rows("i", 2, ()),)), PUT), "axis i is blocked already"),
+    ("rows step", frame(ZEROED, RowBlock("i", 17, ()), PUT), "step 17 must be from 1 to the tile length 16"),
+    ("rows inside rows", frame(ZEROED, RowBlock("i", 4, (RowBlock("i", 2, ()),)), PUT), "axis i is blocked already"),
     (
         "blocks that overwrite",
-        frame(ZEROED, Fill(tile("z", "w"), ZERO), Rows("i", 4, (Map(tile("z", "w"), ZERO),)), PUT),
+        frame(ZEROED, Fill(tile("z", "w"), ZERO), RowBlock("i", 4, (Map(tile("z", "w"), ZERO),)), PUT),
         "every block of i overwrites z, which lives outside and has no axis i",
     ),
     ("step of a loop", frame(ZEROED, PUT, loops=(Loop(I0, N, 8),)), "i0 steps by 8, axis i has tiles of 16"),

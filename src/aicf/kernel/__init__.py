@@ -17,7 +17,7 @@ from aicf.kernel.ir import (
     Phase,
     Reduce,
     Retry,
-    Rows,
+    RowBlock,
     ScalarParam,
     Stmt,
     StoreTile,
@@ -38,7 +38,7 @@ from aicf.kernel.verifier import KernelError, check_kernel, verify_kernel
 
 __all__ = [
     "Axis", "Binding", "Check", "Contract", "Fill", "Kernel", "KernelError", "KernelLoweringError", "LoadTile", "Loop", "Map",
-    "OutOfRange", "Parallel", "Phase", "Reduce", "Retry", "Rows", "ScalarParam", "Stmt", "StoreTile", "Stream", "Summary",
+    "OutOfRange", "Parallel", "Phase", "Reduce", "Retry", "RowBlock", "ScalarParam", "Stmt", "StoreTile", "Stream", "Summary",
     "TensorParam", "Tile", "Trace", "allocate", "bodies", "bound_kernel", "check_capacity", "check_kernel", "inner",
     "kernel_fingerprint", "live_tiles", "lower_to_kernel", "print_kernel", "print_statement", "reads", "run_kernel",
     "statements", "tile_bytes", "verify_kernel", "written",

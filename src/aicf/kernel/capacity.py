@@ -1,6 +1,6 @@
 """How much memory a work item's tiles take, by space, and whether that fits.
 
-A tile takes its full length along every axis (the block's step inside a Rows of that axis), from its first write to the end of
+A tile takes its full length along every axis (the step inside a `RowBlock` of that axis), from its first write to the end of
 the body that it was first written in. The interpreter counts the same (`Trace.peak`).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from aicf.kernel.ir import Kernel, Retry, Rows, Space, Stmt, Stream, Tile, inner, written
+from aicf.kernel.ir import Kernel, Retry, RowBlock, Space, Stmt, Stream, Tile, inner, written
 from aicf.scalar import BYTES
 
 
@@ -32,7 +32,7 @@ def live_tiles(kernel: Kernel, space: Space) -> tuple[int, dict[str, int]]:
                 if sum(live.values()) > sum(worst.values()):
                     worst = dict(live)
             match s:
-                case Rows():
+                case RowBlock():
                     visit(s.body, dict(live), {**blocked, s.axis: s.step})
                 case Retry():
                     visit(s.body, live, blocked)

@@ -4,7 +4,7 @@ This is the meaning of the language: lowering passes and backends are tested aga
 sizes are fast. Lanes that do not exist are never computed; in a tile they hold poison (NaN, the largest integer, True), except
 that a LoadTile leaves 0 there, so a program in which such a lane leaks into a result is found. Broken promises raise: a `whole`
 phase with a missing lane, a load or store outside its tensor, a stream from an origin that is no multiple of the tile length,
-and lanes that a block of rows may leave out (`Rows.ends`) but that count: such a kernel runs a second time without these lanes,
+and lanes that a block of rows may leave out (`RowBlock.ends`) but that count: such a kernel runs once more without these lanes,
 and the results are compared.
 """
 
@@ -29,7 +29,7 @@ from aicf.kernel.ir import (
     Parallel,
     Reduce,
     Retry,
-    Rows,
+    RowBlock,
     Stmt,
     StoreTile,
     Stream,
@@ -78,7 +78,7 @@ def run_kernel(
         tensors.setdefault(name, array)
     for param in kernel.tensors:
         _fits(param, tensors, sizes)
-    if not any(isinstance(s, Rows) and s.ends for s in statements(kernel.body)):
+    if not any(isinstance(s, RowBlock) and s.ends for s in statements(kernel.body)):
         return _run(kernel, tensors, sizes, scalars, double, leave_out=False)
     shortened = {p.name: tensors[p.name] if p.role == "in" else tensors[p.name].copy() for p in kernel.tensors}
     trace = _run(kernel, tensors, sizes, scalars, double, leave_out=False)
@@ -88,14 +88,14 @@ def run_kernel(
 
 
 def _compare_without(kernel: Kernel, tensors: Mapping[str, Any], shortened: Mapping[str, Any]) -> None:
-    """ValueError where leaving out the lanes past `Rows.ends` changes a result. A result that is NaN may change: what such a lane
-    holds may be assumed to be finite, and is not left out as long as it is looked at."""
+    """ValueError where leaving out the lanes past `RowBlock.ends` changes a result. A result that is NaN may change: what
+    such lanes hold may be assumed to be finite."""
     for name in (p.name for p in kernel.tensors if p.role == "out"):
         whole, without = tensors[name], shortened[name]
         wrong = np.argwhere((whole != without) & (whole == whole))
         if len(wrong):
             at = tuple(int(x) for x in wrong[0])
-            ended = [s for s in statements(kernel.body) if isinstance(s, Rows)]
+            ended = [s for s in statements(kernel.body) if isinstance(s, RowBlock)]
             ends = [f"rows {s.axis}: {a} before {show(e)}" for s in ended for a, e in s.ends]
             what = f"{name}{list(at)} is {whole[at]}, without lanes that were said not to count {without[at]}"
             raise ValueError(f"{what} ({'; '.join(dict.fromkeys(ends))})")
@@ -173,7 +173,7 @@ class _Machine:
     tensors: dict[str, Any]
     env: dict[str, Any]  # sizes, scalars, loop variables, origins, flags
     double: bool
-    leave_out: bool  # lanes at or past `Rows.ends`
+    leave_out: bool  # lanes at or past `RowBlock.ends`
     trace: Trace = field(default_factory=Trace)
     stored: dict[str, Any] = field(default_factory=dict[str, Any])  # how often each element of an out tensor was written
     tiles: dict[str, _Value] = field(default_factory=dict[str, _Value])
@@ -339,7 +339,7 @@ class _Machine:
                 self.contract(s)
             case StoreTile():
                 self.store(s)
-            case Rows():
+            case RowBlock():
                 self.rows(s)
             case Stream():
                 self.stream(s)
@@ -421,7 +421,7 @@ class _Machine:
         if s.tensor in self.stored:
             np.add.at(self.stored[s.tensor], tuple(where), 1)
 
-    def rows(self, s: Rows) -> None:
+    def rows(self, s: RowBlock) -> None:
         start, length = self.span(s.axis)
         count = self.existing(s.axis)[1]  # blocks without an existing row have nothing to do
         blocks = -(-count // s.step)
@@ -438,7 +438,7 @@ class _Machine:
             self.scoped(s.body)
         self.window, self.block, self.repeat, self.limits = outer
 
-    def ends(self, s: Rows) -> dict[str, tuple[str, Any]]:
+    def ends(self, s: RowBlock) -> dict[str, tuple[str, Any]]:
         """For each axis that `s` ends, for each existing row, the end of the row's block."""
         first, count = self.existing(s.axis)
         blocks = first + np.arange(count) // s.step * s.step
@@ -524,7 +524,7 @@ class _Machine:
         self.trace.written[s.param] += param.size * BYTES[dtype]
 
 
-def _rowwise(rows: Rows) -> bool:
+def _rowwise(rows: RowBlock) -> bool:
     """Do the blocks of `rows` not meet, so that all of them can run at once with the same result? (For speed alone.)"""
     for s in rows.body:
         tile = written(s)

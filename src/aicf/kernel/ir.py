@@ -5,7 +5,7 @@
       q[i, d]   : f32 shared = load Q[b, h, i, d]     LoadTile
       stream j0 in lo..hi step 64                     Stream, with phases (empty | full | partial)
         k[j, d] : f32 shared = load K[b, h, j, d]
-        rows i step 6                                 Rows: a register block of the row axis
+        rows i step 6                                 RowBlock: a register block of the row axis
           s[i, j] = contract q, k over d              Contract
           t[i] = reduce max over j of s               Reduce
           p[i, j] = map exp(s - m)                    Map
@@ -159,7 +159,7 @@ class StoreTile:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowBlock:
     """The register blocks of row axis `axis`: the body runs for `step` rows at a time. Tiles of that axis that are first
     written inside the body live for one block only; the others are seen through the block's rows.
 
@@ -232,7 +232,7 @@ class Parallel:
     registers: int = 0
 
 
-Stmt: TypeAlias = Fill | LoadTile | Map | Reduce | Contract | StoreTile | Rows | Stream | Retry | Parallel
+Stmt: TypeAlias = Fill | LoadTile | Map | Reduce | Contract | StoreTile | RowBlock | Stream | Retry | Parallel
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class Kernel:
 def inner(statement: Stmt) -> tuple[tuple[Stmt, ...], ...]:
     """The bodies nested directly in a statement."""
     match statement:
-        case Rows() | Retry() | Parallel():
+        case RowBlock() | Retry() | Parallel():
             return (statement.body,)
         case Stream():
             return tuple(p.body for p in statement.phases)

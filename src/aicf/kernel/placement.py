@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aicf.kernel.ir import Contract, Kernel, Parallel, Retry, Rows, Stmt, Stream, statements
+from aicf.kernel.ir import Contract, Kernel, Parallel, Retry, RowBlock, Stmt, Stream, statements
 
 
-def placed(kernel: Kernel, *, warps: int, stages: int, registers: int = 0) -> Kernel:
+def map_to_blocks(kernel: Kernel, *, warps: int, stages: int, registers: int = 0) -> Kernel:
     """`kernel` with one block of `warps` warps per item, whose threads have at most `registers` registers (0: as many as the
     compiler likes), and `stages` tiles of every stream in flight (GPUs)."""
 
@@ -30,7 +30,7 @@ def placed(kernel: Kernel, *, warps: int, stages: int, registers: int = 0) -> Ke
                 inside = [x for p in s.phases for x in statements(p.body)]
                 busy = any(isinstance(x, Contract) for x in inside) and not any(isinstance(x, Stream) for x in inside)
                 return replace(s, stages=stages if busy else 1, phases=tuple(replace(p, body=body(p.body)) for p in s.phases))
-            case Rows():
+            case RowBlock():
                 return replace(s, unit="warp", body=body(s.body))
             case Retry():
                 return replace(s, body=body(s.body))

@@ -14,7 +14,7 @@ from aicf.kernel.ir import (
     Parallel,
     Reduce,
     Retry,
-    Rows,
+    RowBlock,
     Stmt,
     StoreTile,
     Stream,
@@ -81,7 +81,7 @@ def _body(kernel: Kernel, body: tuple[Stmt, ...], depth: int, blocked: dict[str,
                 )
             case StoreTile():
                 yield f"{pad}store {s.tensor}[{', '.join(map(show, s.at))}] = {show(s.expr)}"
-            case Rows():
+            case RowBlock():
                 yield f"{pad}rows {s.axis} step {s.step}{' per warp' if s.unit == 'warp' else ''}{_ends(s)}:"
                 yield from _body(kernel, s.body, depth + 1, {**rows, s.axis: s.step})
             case Retry():
@@ -106,7 +106,7 @@ def _loop(v: Loop) -> str:
     return f"{v.var.name} < {show(v.extent)}" + (f" step {v.step}" if v.step != 1 else "")
 
 
-def _ends(s: Rows) -> str:
+def _ends(s: RowBlock) -> str:
     return "".join(f", {axis} before {show(end)}" for axis, end in s.ends)
 
 

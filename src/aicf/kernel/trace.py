@@ -7,7 +7,7 @@ The model, simple on purpose and the same for every target:
 * Fill, Map, Reduce and Contract read each operand tile once per execution from that tile's space and write the result to its
   own; an accumulating Reduce or Contract reads its old value too;
 * an element `Load` in an expression reads global memory once per lane of the axes that its index depends on;
-* only existing lanes count; the statements of a Rows body run, and count, once per block of rows that has a row.
+* only existing lanes count; the statements of a RowBlock run, and count, once per block of rows that has a row.
 
 A tile is live from its first write to the end of the body that it was first written in.
 """

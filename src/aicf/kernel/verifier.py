@@ -24,7 +24,7 @@ from aicf.kernel.ir import (
     Parallel,
     Reduce,
     Retry,
-    Rows,
+    RowBlock,
     Stmt,
     StoreTile,
     Stream,
@@ -236,7 +236,7 @@ class _Verifier:
                 self.contract(s, scope)
             case StoreTile():
                 return self.store(s, scope)
-            case Rows():
+            case RowBlock():
                 return self.rows(s, scope)
             case Stream():
                 return self.stream(s, scope)
@@ -311,7 +311,7 @@ class _Verifier:
                 covered = show(self.axes[e.name].extent)
                 self.problem(s, f"axis {e.name} covers {covered} of dimension {dim}, whose extent is {show(extent)}")
 
-    def rows(self, s: Rows, scope: _Scope) -> Stores:
+    def rows(self, s: RowBlock, scope: _Scope) -> Stores:
         self.available(s, s.axis, scope)
         axis = self.axes.get(s.axis)
         if s.axis in scope.rows:

@@ -23,7 +23,7 @@ from aicf.kernel import (
     Loop,
     Parallel,
     Phase,
-    Rows,
+    RowBlock,
     StoreTile,
     Stream,
     TensorParam,
@@ -53,7 +53,7 @@ def streamed(
     key = load("order", (j,), "i64") if order else j
     loads = (LoadTile(k, "K", (key, d)), LoadTile(v, "V", (key, e)))
     products = (Contract(s, q, k, "d"), Contract(out, s, v, "j", accumulate=True))
-    body = (Rows("i", rows, (*loads, *products)),) if inside else (*loads, Rows("i", rows, products))
+    body = (RowBlock("i", rows, (*loads, *products)),) if inside else (*loads, RowBlock("i", rows, products))
     end = call("le", call("add", index("j0"), const(tile_n, "i64")), M)
     phases = (Phase("full", end, True, body), Phase("partial", const(True, "bool"), False, body))
     return Kernel(

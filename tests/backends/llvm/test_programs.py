@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aicf.backends.llvm.build import build, emit, load
-from aicf.kernel import Kernel, Parallel, Rows, Stmt, Stream, run_kernel
+from aicf.kernel import Kernel, Parallel, RowBlock, Stmt, Stream, run_kernel
 from aicf.scalar import call, index, round_to, size
 from tests.kernel import programs
 from tests.kernel.handmade import attention
@@ -177,7 +177,7 @@ def test_rows_may_leave_out_what_contributes_nothing(n: int, m: int):
 
     def change(s: Stmt) -> Stmt:
         match s:
-            case Rows():
+            case RowBlock():
                 return replace(s, ends=(("j", call("add", index("i0"), size(6))),))
             case Stream():
                 return replace(s, phases=tuple(p if p.whole else replace(p, body=tuple(map(change, p.body))) for p in s.phases))

@@ -20,7 +20,7 @@ from aicf.kernel import (
     Parallel,
     Phase,
     Reduce,
-    Rows,
+    RowBlock,
     ScalarParam,
     StoreTile,
     Stream,
@@ -92,7 +92,7 @@ def backward(width: int, value_width: int, tile_m: int, tile_n: int, rows: int) 
     s, p, dp, ds = (tile(x, "ij") for x in ("s", "p", "dp", "ds"))
     lse, delta, dk, dv = tile("lse", "i"), tile("delta", "i"), tile("dk", "jd"), tile("dv", "je")
     zero = const(0.0, "f32")
-    inner = Rows(
+    inner = RowBlock(
         "i",
         rows,
         (
@@ -149,7 +149,7 @@ def test_gradient_of_the_queries_uses_keys_both_ways(tiles: tuple[int, int, int]
     tile_m, tile_n, rows = tiles
     axes = (Axis("i", N, tile_m), Axis("j", M, tile_n), Axis("d", size(10), 10))
     q, k, s, dq = tile("q", "id"), tile("k", "jd"), tile("s", "ij"), tile("dq", "id")
-    body = Rows("i", rows, (Contract(s, q, k, "d"), Map(s, call("tanh", f("s"))), Contract(dq, s, k, "j", accumulate=True)))
+    body = RowBlock("i", rows, (Contract(s, q, k, "d"), Map(s, call("tanh", f("s"))), Contract(dq, s, k, "j", accumulate=True)))
     kernel = Kernel(
         "dq",
         (
@@ -327,7 +327,7 @@ def test_rows_of_a_block_are_folded_together(op: Any, rows: int):
                         "j",
                         size(0),
                         M,
-                        partial(LoadTile(x, "X", (i, j)), Rows("i", rows, (Reduce(r, op, "j", f("x"), accumulate=True),))),
+                        partial(LoadTile(x, "X", (i, j)), RowBlock("i", rows, (Reduce(r, op, "j", f("x"), accumulate=True),))),
                     ),
                     StoreTile("O", (i,), ("i",), f("r")),
                 ),

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from aicf.kernel import Axis, Kernel, Loop, Parallel, StoreTile, TensorParam, run_kernel
-from aicf.kernel.placement import placed
+from aicf.kernel.placement import map_to_blocks
 from aicf.report import GraphReport
 from aicf.scalar import FUNCTIONS, DType, Expr, call, cast, evaluate, index, load, size
 from tests.backends.llvm.running import execute as on_cpu
@@ -123,7 +123,7 @@ def agree(kernel: Kernel, given: dict[str, Any], sizes: dict[str, int], *, wide:
     expected = {**given, "O": np.zeros((*given["Q"].shape[:-1], given["V"].shape[-1]), np.float32)}
     run_kernel(kernel, expected, sizes)
     native = on_cpu(kernel, given, sizes)["O"]
-    got = execute(placed(kernel, warps=4, stages=2), given, sizes, wide=wide)["O"]
+    got = execute(map_to_blocks(kernel, warps=4, stages=2), given, sizes, wide=wide)["O"]
     np.testing.assert_allclose(got, expected["O"], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(got, native, rtol=1e-4, atol=1e-5)
     return got

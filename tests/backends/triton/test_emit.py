@@ -12,7 +12,7 @@ from aicf.backends.triton.emit import emit, padded
 from aicf.backends.triton.operands import DotTypes, Operands
 from aicf.backends.triton.width import fits32
 from aicf.kernel import Contract, Kernel, statements
-from aicf.kernel.placement import placed
+from aicf.kernel.placement import map_to_blocks
 from aicf.scalar import DType
 from tests.kernel import programs
 from tests.kernel.handmade import attention
@@ -31,7 +31,7 @@ def golden(name: str, text: str) -> None:
 
 def causal(dtype: DType = "bf16") -> Kernel:
     kernel = attention(d=64, dv=48, causal=True, group=2, tile_m=64, tile_n=64, dtype=dtype)
-    return placed(kernel, warps=4, stages=2)
+    return map_to_blocks(kernel, warps=4, stages=2)
 
 
 def test_causal_attention_in_bf16():
@@ -39,7 +39,7 @@ def test_causal_attention_in_bf16():
 
 
 def test_documents_with_summaries():
-    golden("documents.py.txt", emit(placed(programs.documents(), warps=4, stages=2)).text)
+    golden("documents.py.txt", emit(map_to_blocks(programs.documents(), warps=4, stages=2)).text)
 
 
 def test_the_same_kernel_gives_the_same_text():

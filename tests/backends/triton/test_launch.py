@@ -16,7 +16,7 @@ from aicf.backends.triton.emit import emit
 from aicf.backends.triton.launch import GpuKernel, options
 from aicf.frontends.torch.run import region_op
 from aicf.kernel import Kernel
-from aicf.kernel.placement import placed
+from aicf.kernel.placement import map_to_blocks
 from aicf.runtime.device import CALLS, DeviceExecutable
 from aicf.scalar import DType
 from aicf.schedule import GpuTarget, named_target
@@ -55,7 +55,7 @@ def tensors(n: int = 50, d: int = 8, dv: int = 12) -> dict[str, torch.Tensor]:
 
 
 def test_grid_arguments_and_options():
-    kernel = placed(attention(d=8, dv=12, tile_m=16, tile_n=16), warps=4, stages=2, registers=255)
+    kernel = map_to_blocks(attention(d=8, dv=12, tile_m=16, tile_n=16), warps=4, stages=2, registers=255)
     made, calls = watched(kernel)
     given = tensors()
     made.launch(given, {"B": 2, "H": 3, "N": 50, "M": 50}, {}, none_asked)
@@ -70,7 +70,7 @@ def test_grid_arguments_and_options():
 
 def test_a_tensor_with_far_elements_takes_64_bits():
     """Decided from ranges: the same kernel, one call with strides that reach past 2**31 elements."""
-    made, calls = watched(placed(attention(d=8, dv=12, tile_m=16, tile_n=16), warps=4, stages=2))
+    made, calls = watched(map_to_blocks(attention(d=8, dv=12, tile_m=16, tile_n=16), warps=4, stages=2))
     (entry,) = made.source().entries
     sizes = {"B": 2, "H": 3, "N": 50, "M": 50}
     far = torch.empty_strided((2, 3, 50, 8), (2**31, 400, 8, 1), device="meta")
@@ -80,7 +80,7 @@ def test_a_tensor_with_far_elements_takes_64_bits():
 
 
 def test_functions_run_in_order_and_scratch_is_asked_for():
-    made, calls = watched(placed(programs.split_kv(), warps=4, stages=1))
+    made, calls = watched(map_to_blocks(programs.split_kv(), warps=4, stages=1))
     asked: list[tuple[int, ...]] = []
 
     def empty(shape: tuple[int, ...], dtype: DType) -> torch.Tensor:
@@ -95,7 +95,7 @@ def test_functions_run_in_order_and_scratch_is_asked_for():
 
 
 def test_an_unexpected_stride_is_refused():
-    made, _ = watched(placed(attention(d=8, dv=12, tile_m=16, tile_n=16), warps=4, stages=1))
+    made, _ = watched(map_to_blocks(attention(d=8, dv=12, tile_m=16, tile_n=16), warps=4, stages=1))
     given = tensors()
     given["K"] = torch.empty(2, 3, 8, 50, device="meta").mT
     with pytest.raises(ValueError, match=r"dimension 3 of K has stride 50; kernel .* was built for stride 1"):
@@ -103,7 +103,7 @@ def test_an_unexpected_stride_is_refused():
 
 
 def test_nothing_is_started_for_no_items():
-    made, calls = watched(placed(attention(d=8, dv=12, tile_m=16, tile_n=16), warps=4, stages=1))
+    made, calls = watched(map_to_blocks(attention(d=8, dv=12, tile_m=16, tile_n=16), warps=4, stages=1))
     made.launch(tensors(), {"B": 0, "H": 3, "N": 50, "M": 50}, {}, none_asked)
     assert all(not c.seen for c in calls[False].values())
 
@@ -143,7 +143,7 @@ def test_launched_on_the_device_of_the_inputs(monkeypatch: pytest.MonkeyPatch):
 
 def test_what_a_call_remembers_is_bounded():
     """Lengths that change with every call do not pile up."""
-    made, _ = watched(placed(attention(d=8, dv=12, tile_m=16, tile_n=16), warps=4, stages=1))
+    made, _ = watched(map_to_blocks(attention(d=8, dv=12, tile_m=16, tile_n=16), warps=4, stages=1))
     for n in range(1, CALLS + 20):
         made.launch(tensors(n), {"B": 2, "H": 3, "N": n, "M": n}, {}, none_asked)
     assert len(made._narrow) <= CALLS

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import aicf
-from aicf.kernel import Rows, print_kernel, statements
+from aicf.kernel import RowBlock, print_kernel, statements
 
 NAN, INF = float("nan"), float("inf")
 N, D = 200, 16
@@ -32,7 +32,7 @@ def ends_of(graphs: list[Any]) -> str:
     """How the rows of the partial phase end, as printed."""
     ((region,),) = [g.regions for g in graphs]
     kernel = region.executable.kernel
-    assert any(isinstance(s, Rows) and s.ends for s in statements(kernel.body)), print_kernel(kernel)
+    assert any(isinstance(s, RowBlock) and s.ends for s in statements(kernel.body)), print_kernel(kernel)
     (line,) = [x for x in print_kernel(kernel).splitlines() if " before " in x]
     return line.split(" before ", 1)[1].rstrip(":")
 

@@ -8,7 +8,7 @@ summaries, run in order.
                                                              for j0 in tl.range(j_at, j_stop, 64, num_stages=2):
 
 A tile is a Triton tensor; its lengths are the axes' tile lengths padded to powers of two (at least 16 where a product is taken).
-Lanes that do not exist are left out by masks on loads, reductions, products and stores. Row blocks (`Rows`) are not looped over:
+Lanes that do not exist are left out by masks on loads, reductions, products and stores. A `RowBlock` is not looped over:
 a block of warps holds the whole tile. A stream with several phases becomes runs of tiles of one phase, each a loop without
 branches, which Triton can pipeline:
 
@@ -40,7 +40,7 @@ from aicf.kernel import (
     Phase,
     Reduce,
     Retry,
-    Rows,
+    RowBlock,
     Stmt,
     StoreTile,
     Stream,
@@ -291,7 +291,7 @@ class _Function:
                 self.contract(s)
             case StoreTile():
                 self.store(s)
-            case Rows():
+            case RowBlock():
                 self.body(s.body)
             case Stream():
                 self.stream(s)
@@ -523,7 +523,7 @@ class _Function:
 
 def _flat(body: Sequence[Stmt]) -> list[Stmt]:
     """The statements of a body that run once in it: those of row blocks too, those of loops not."""
-    return [x for s in body for x in (_flat(s.body) if isinstance(s, Rows) else (s,))]
+    return [x for s in body for x in (_flat(s.body) if isinstance(s, RowBlock) else (s,))]
 
 
 def _rows(names: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from aicf.kernel.ir import Kernel
 from aicf.kernel.lowering.builder import Binding, KernelBuilder, KernelLoweringError
 from aicf.kernel.lowering.checks import checked
 from aicf.kernel.lowering.orders import kv_major, q_major
-from aicf.kernel.placement import placed
+from aicf.kernel.placement import map_to_blocks
 from aicf.mcir.defaults import NoDefaultMeaning
 from aicf.mcir.lowered import LoweredRegion, lowered_region
 from aicf.mcir.printer import show_value
@@ -60,7 +60,7 @@ def bound_kernel(region: Region) -> tuple[Kernel, Binding]:
     binding = Binding(inputs, outputs, {**{n: lowered.sizes[n] for n in used}, **builder.sizes})
     kernel = replace(checked(kernel), header=_header(lowered, binding))
     if lowered.unit == "block":
-        kernel = placed(kernel, warps=lowered.warps, stages=lowered.stages, registers=lowered.registers)
+        kernel = map_to_blocks(kernel, warps=lowered.warps, stages=lowered.stages, registers=lowered.registers)
     return kernel, binding
 
 

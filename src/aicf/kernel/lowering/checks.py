@@ -24,7 +24,7 @@ from aicf.kernel.ir import (
     Parallel,
     Reduce,
     Retry,
-    Rows,
+    RowBlock,
     Stmt,
     StoreTile,
     Stream,
@@ -184,7 +184,7 @@ def _with_expressions(
             return replace(s, expr=change(s.expr))
         case StoreTile():
             return replace(s, at=index(s.tensor, s.at), expr=change(s.expr))
-        case Rows():
+        case RowBlock():
             return replace(s, ends=tuple((a, change(e)) for a, e in s.ends), body=body(s.body))
         case Stream():
             phases = tuple(replace(p, when=change(p.when), body=body(p.body)) for p in s.phases)

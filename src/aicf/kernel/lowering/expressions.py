@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aicf.kernel.ir import Contract, Fill, LoadTile, Map, Parallel, Reduce, Retry, Rows, Stmt, StoreTile, Stream
+from aicf.kernel.ir import Contract, Fill, LoadTile, Map, Parallel, Reduce, Retry, RowBlock, Stmt, StoreTile, Stream
 from aicf.scalar import Expr
 
 
@@ -25,7 +25,7 @@ def expressions(body: tuple[Stmt, ...]) -> list[Expr]:
                 out += [s.lo, s.hi]
                 for p in s.phases:
                     out += [p.when, *expressions(p.body)]
-            case Rows():
+            case RowBlock():
                 out += [*(end for _, end in s.ends), *expressions(s.body)]
             case Parallel():
                 out += [*(v.extent for v in s.loops), *expressions(s.body)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aicf.kernel.ir import Axis, Loop, Map, Parallel, Phase, Retry, Rows, Stmt, Stream, Tile
+from aicf.kernel.ir import Axis, Loop, Map, Parallel, Phase, Retry, RowBlock, Stmt, Stream, Tile
 from aicf.kernel.lowering.block import Block, in_order, rebased
 from aicf.kernel.lowering.builder import KernelBuilder, old_reference
 from aicf.mcir.payloads import reference_of
@@ -101,7 +101,7 @@ def _phases(b: KernelBuilder, operands: Mapping[str, Tile], before: list[Stmt], 
     """Empty tiles skipped, full tiles without mask code, the others with it."""
 
     def block(known: Mapping[Expr, Expr], ends: tuple[tuple[str, Expr], ...] = ()) -> tuple[Stmt, ...]:
-        return (*before, Rows(b.i, b.region.rows, tuple(Block(b, operands, known).statements()), ends))
+        return (*before, RowBlock(b.i, b.region.rows, tuple(Block(b, operands, known).statements()), ends))
 
     phases = [] if isinstance(empty, Const) and not empty.value else [Phase("empty", empty, False, ())]
     phases.append(Phase("full", b.put(b.phases.full), True, block(_decided(b))))
@@ -167,7 +167,7 @@ def kv_major(b: KernelBuilder) -> tuple[Parallel, ...]:
     empty = const(False, "bool") if b.phases.fill is not None else b.put(b.phases.empty)
 
     def rows(known: Mapping[Expr, Expr]) -> tuple[Stmt, ...]:
-        block = Rows(b.i, b.region.rows, tuple(Block(b, operands, known).statements()))
+        block = RowBlock(b.i, b.region.rows, tuple(Block(b, operands, known).statements()))
         return (*row_inputs, *fetch, block, *spill)
 
     skip = () if isinstance(empty, Const) and not empty.value else (Phase("empty", empty, False, ()),)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from aicf.backends.llvm.codegen.elementwise import AxisLoops, fold
 from aicf.backends.llvm.codegen.expressions import combined, largest, smallest
+from aicf.backends.llvm.codegen.lane_access import LaneAccess, Slot
 from aicf.backends.llvm.codegen.loops import number, scalar_point
-from aicf.backends.llvm.codegen.points import Point, Slot
 from aicf.backends.llvm.codegen.scope import Index, Scope, View
 from aicf.kernel import Check, Tile
 from aicf.kernel.indices import checked_axes
@@ -33,7 +33,7 @@ def emit_check(c: Check, scope: Scope, tiles: dict[str, Tile], words: int, bit: 
         start = largest("i64") if op == "min" else smallest("i64")
         fn.do(f"store {kind} {at.literal(start, 'i64', vector)}, ptr {slot}")
 
-    def take(point: Point) -> None:
+    def take(point: LaneAccess) -> None:
         inside = point.evaluator()
         value = inside.convert(inside.value(c.value), "i64")
         text = inside.widen(value).text if vector else value.text
@@ -52,7 +52,7 @@ def emit_check(c: Check, scope: Scope, tiles: dict[str, Tile], words: int, bit: 
         shape = scope.plan.shapes[along]
         with fn.loop(0, fn.ceil_div(scope.views[along].valid, shape.chunk)) as block:
             for word in range(shape.lanes // scope.target.lanes):
-                take(Point(scope, where, along, Slot(block, word), {}))
+                take(LaneAccess(scope, where, along, Slot(block, word), {}))
 
     if axes:
         walk(axes[:-1], {})

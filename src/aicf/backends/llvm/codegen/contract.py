@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from aicf.backends.llvm.codegen.elementwise import AxisLoops
 from aicf.backends.llvm.codegen.inplace import Run, run
+from aicf.backends.llvm.codegen.lane_access import LaneAccess, Slot, Span
 from aicf.backends.llvm.codegen.layout import Layout, roles
 from aicf.backends.llvm.codegen.micro import InTensor, Micro, Panel, Start, micro_kernel, short_kernel
-from aicf.backends.llvm.codegen.points import Point, Slot, Span
-from aicf.backends.llvm.codegen.requests import ask
+from aicf.backends.llvm.codegen.prefetch import prefetch
 from aicf.backends.llvm.codegen.roles import Roles
-from aicf.backends.llvm.codegen.scope import Index, Request, Scope
+from aicf.backends.llvm.codegen.scope import Index, Prefetch, Scope
 from aicf.backends.llvm.codegen.text import I64, Function
 from aicf.backends.llvm.codegen.values import in_tile, stored
 from aicf.kernel import Contract, LoadTile, Tile
@@ -29,8 +29,8 @@ FEW = 2  # vectors of columns
 
 
 @dataclass(frozen=True)
-class Lying:
-    """Operand b as it lies in a tensor: what would load it, and how memory runs."""
+class Unpacked:
+    """Operand b read in place from its tensor, not packed: the load that would pack it, and how memory runs."""
 
     load: LoadTile
     run: Run
@@ -42,12 +42,12 @@ def emit_contract(s: Contract, scope: Scope, tiles: dict[str, Tile]) -> None:
     r = roles(s, plan)
     if r is None:
         raise ValueError(f"contract to {s.tile.name} has no axis of one operand alone; it is emitted as a reduction")
-    b: Layout | Lying | None
+    b: Layout | Unpacked | None
     if r.b.name in plan.in_place:
         load = scope.loads[r.b.name]
         how = run(scope.kernel, load, r, s.over, {x: shape.chunk for x, shape in plan.shapes.items()}, scope.target.lanes)
         assert how is not None
-        b = Lying(load, how)
+        b = Unpacked(load, how)
     else:
         b = plan.copy(r.b, r.y) or _packed(s, r, scope)
     a, c = plan.of(r.a), plan.of(s.tile)
@@ -61,17 +61,17 @@ class _Turn:
 
     number: I64
     turns: int
-    requests: tuple[Request, ...]
+    prefetches: tuple[Prefetch, ...]
 
     def split(self, fn: Function, part: I64, parts: int) -> _Turn:
         """A part of this turn."""
-        return _Turn(fn.add(fn.mul(self.number, parts), part), self.turns * parts, self.requests)
+        return _Turn(fn.add(fn.mul(self.number, parts), part), self.turns * parts, self.prefetches)
 
     def asked(self, fn: Function) -> tuple[int, int, str, I64]:
         """Its rows and lines, a pointer to them, and bytes from row to row."""
-        if not self.requests:
+        if not self.prefetches:
             return 0, 0, "null", 0
-        (whole,) = self.requests
+        (whole,) = self.prefetches
         rows = -(-whole.rows // self.turns)
         first = fn.mul(fn.mul(self.number, rows), whole.row_bytes)
         return rows, whole.lines, fn.pointer(whole.pointer, first, "i8"), whole.row_bytes
@@ -84,7 +84,7 @@ class _Product:
     s: Contract
     r: Roles
     a: Layout
-    b: Layout | Lying
+    b: Layout | Unpacked
     c: Layout
     element: str
     scope: Scope
@@ -99,7 +99,7 @@ class _Product:
             return
         over = scope.views[s.over]
         chunk = scope.plan.shapes[s.over].chunk
-        if self.a.linear(s.over) is not None and (isinstance(self.b, Lying) or self.b.linear(s.over) is not None):
+        if self.a.linear(s.over) is not None and (isinstance(self.b, Unpacked) or self.b.linear(s.over) is not None):
             if not isinstance(over.valid, int):
                 self._steps(where, Index(0, 0), over.valid, False)
                 return
@@ -114,7 +114,7 @@ class _Product:
     def _in_parts(self, where: dict[str, Index], length: int) -> None:
         """A sum of known length, added up in parts: shorter ones where few columns exist."""
         fn, view, few = self.scope.fn, self.scope.views[self.r.y], FEW * self.scope.target.lanes
-        if isinstance(self.b, Lying) or (isinstance(view.valid, int) and view.length > few) or length <= LONGEST_OF_FEW:
+        if isinstance(self.b, Unpacked) or (isinstance(view.valid, int) and view.length > few) or length <= LONGEST_OF_FEW:
             longest = LONGEST
         elif view.length <= few:
             longest = LONGEST_OF_FEW
@@ -136,27 +136,27 @@ class _Product:
         at = {**where, s.over: first}
         view, shape = scope.views[r.y], scope.plan.shapes[r.y]
         rows = 1 if r.x is None else min(target.rows, scope.views[r.x].length)
-        requests = () if again or first != Index(0, 0) else scope.requests.get(id(s), ())
-        if isinstance(self.b, Lying) and self.b.run == "along" and self.c.linear(r.y) == 1:
+        prefetches = () if again or first != Index(0, 0) else scope.prefetches.get(id(s), ())
+        if isinstance(self.b, Unpacked) and self.b.run == "along" and self.c.linear(r.y) == 1:
             # Row by row, each over as much of memory's rows as there are accumulators: so it is read in its own order.
             vectors = view.length // target.lanes
             wide = 1 << (target.registers - 4).bit_length() - 1
             places = range(0, vectors, wide)
             for k, word in enumerate(places):
-                turn = _Turn(k, len(places), requests)
+                turn = _Turn(k, len(places), prefetches)
                 self._rows(at, Index(0, word * target.lanes), start, steps, min(wide, vectors - word), turn, 1)
             return
         wide = 2 if self.element == "float" else 1
         few = r.x is not None and 2 < rows <= 4
-        if few or view.length <= 2 * target.lanes or isinstance(self.b, Lying):
+        if few or view.length <= 2 * target.lanes or isinstance(self.b, Unpacked):
             wide = 1  # room for two partial sums per element: they round less, and few rows or columns take little time anyway
         words = shape.lanes // target.lanes
         blocks, places = -(-view.length // shape.chunk), range(0, words, wide)
         with scope.fn.loop(0, scope.fn.ceil_div(view.valid, shape.chunk)) as block:
             if isinstance(self.b, Layout):
-                ask(scope.fn, requests, block, blocks)
+                prefetch(scope.fn, prefetches, block, blocks)
             for k, word in enumerate(places):
-                turn = _Turn(scope.fn.add(scope.fn.mul(block, len(places)), k), blocks * len(places), requests)
+                turn = _Turn(scope.fn.add(scope.fn.mul(block, len(places)), k), blocks * len(places), prefetches)
                 self._rows(at, Index(block, word * target.lanes), start, steps, min(wide, words - word), turn)
 
     def _rows(
@@ -206,24 +206,24 @@ class _Product:
         if isinstance(self.b, Layout):
             b, base, more = Panel(in_tile(self.b.dtype), self.b.linear(s.over) or 1), pointer(self.b), ""
         else:
-            b, base, more = self._lying(self.b, at, turn)
+            b, base, more = self._unpacked(self.b, at, turn)
         shape = Micro(
             rows, vectors, self.element, in_tile(self.a.dtype), b, in_tile(self.c.dtype), row(self.a), self.a.linear(s.over) or 1,
             row(self.c), row(scale) if scale is not None else 0, start,
-            steps if isinstance(steps, int) and isinstance(self.b, Lying) else None,
+            steps if isinstance(steps, int) and isinstance(self.b, Unpacked) else None,
         )  # fmt: skip
         made = micro_kernel if valid is None else short_kernel
         arguments = f"ptr {pointer(self.a)}, ptr {base}, ptr {pointer(self.c)}, ptr {'null' if scale is None else pointer(scale)}"
         last = "" if valid is None else f", i64 {valid}"
         fn.do(f"call fastcc void @{made(fn.module, shape)}({arguments}, i64 {steps}{more}{last})")
 
-    def _lying(self, b: Lying, at: dict[str, Index], turn: _Turn) -> tuple[InTensor, str, str]:
+    def _unpacked(self, b: Unpacked, at: dict[str, Index], turn: _Turn) -> tuple[InTensor, str, str]:
         """Operand b in its tensor: how it is read, the address of its first element, and the arguments `IN_TENSOR`."""
         scope, fn = self.scope, self.scope.fn
         stepped, still = (self.s.over, self.r.y) if b.run == "along" else (self.r.y, self.s.over)
         block, lane = at[stepped]
         word = lane // scope.target.lanes if isinstance(lane, int) and b.run == "across" else 0
-        point = Point(scope, {still: at[still]}, stepped, Slot(block, word), self.tiles)
+        point = LaneAccess(scope, {still: at[still]}, stepped, Slot(block, word), self.tiles)
         tensor = scope.tensors[b.load.tensor]
         span = point.span(tensor, b.load.at, point.evaluator())
         assert isinstance(span, Span)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from aicf.backends.llvm.codegen.elementwise import AxisLoops, Group, emit_group
 from aicf.backends.llvm.codegen.inplace import coefficient
+from aicf.backends.llvm.codegen.lane_access import LaneAccess, Slot, Span, Spread, from_memory, to_stored, vector_at
 from aicf.backends.llvm.codegen.layout import Layout
-from aicf.backends.llvm.codegen.points import Point, Slot, Span, Spread, from_memory, to_stored, vector_at
 from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef
 from aicf.backends.llvm.codegen.shuffles import transposed
 from aicf.backends.llvm.codegen.text import I64, Function, Module
@@ -70,7 +70,7 @@ def _transpose(
     along = scope.views[across]
     with fn.loop(0, fn.ceil_div(view.valid, shape.chunk)) as block:
         for word in range(shape.lanes // lanes):
-            point = Point(scope, {**where, across: Index(0, 0)}, vector, Slot(block, word), tiles)
+            point = LaneAccess(scope, {**where, across: Index(0, 0)}, vector, Slot(block, word), tiles)
             span = point.span(tensor, s.at, point.evaluator())
             assert isinstance(span, Span)
             # The second half of a panel may lie wholly past the end: then there is nothing to read.
@@ -144,21 +144,21 @@ def _store(
         return
     fn = scope.fn
     if vector is None:
-        _put(s, scope, Point(scope, where, None, Slot(0, 0), tiles))
+        _put(s, scope, LaneAccess(scope, where, None, Slot(0, 0), tiles))
         return
     shape, view = scope.plan.shapes[vector], scope.views[vector]
     words = shape.lanes // scope.target.lanes
     if isinstance(view.valid, int) and -(-view.length // shape.chunk) * words <= 16:
         for block in range(-(-view.valid // shape.chunk)):
             for word in range(words):
-                _put(s, scope, Point(scope, where, vector, Slot(block, word), tiles))
+                _put(s, scope, LaneAccess(scope, where, vector, Slot(block, word), tiles))
         return
     with fn.loop(0, fn.ceil_div(view.valid, shape.chunk)) as block:
         for word in range(words):
-            _put(s, scope, Point(scope, where, vector, Slot(block, word), tiles))
+            _put(s, scope, LaneAccess(scope, where, vector, Slot(block, word), tiles))
 
 
-def _put(s: StoreTile, scope: Scope, point: Point) -> None:
+def _put(s: StoreTile, scope: Scope, point: LaneAccess) -> None:
     fn, lanes = scope.fn, scope.target.lanes
     tensor = scope.tensors[s.tensor]
     at = point.evaluator()
@@ -187,7 +187,7 @@ def _put(s: StoreTile, scope: Scope, point: Point) -> None:
     _scatter(scope, point, tensor, span, text, kind)
 
 
-def _scatter(scope: Scope, point: Point, tensor: TensorRef, span: Span | Spread, text: str, kind: str) -> None:
+def _scatter(scope: Scope, point: LaneAccess, tensor: TensorRef, span: Span | Spread, text: str, kind: str) -> None:
     """Lane by lane, those that exist."""
     fn, lanes = scope.fn, scope.target.lanes
     kept = fn.alloca(f"<{lanes} x {kind}>")

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aicf.backends.llvm.codegen.expressions import Evaluator, combined
+from aicf.backends.llvm.codegen.lane_access import LaneAccess, LaneGroup, Slot
 from aicf.backends.llvm.codegen.layout import Layout
-from aicf.backends.llvm.codegen.points import Point, Points, Slot
 from aicf.backends.llvm.codegen.scope import Index, Scope
 from aicf.backends.llvm.codegen.text import I64
 from aicf.backends.llvm.codegen.values import Value, held_dtype, in_tile
@@ -196,7 +196,7 @@ class _Walk:
             return
         # Long rows: vectors of one block at a time, partial results in stack slots.
         kinds: dict[int, tuple[str, str]] = {}
-        at = Point(self.scope, where, self.group.vector, Slot(0, 0), self.tiles).evaluator()
+        at = LaneAccess(self.scope, where, self.group.vector, Slot(0, 0), self.tiles).evaluator()
         for i, s in enumerate(self.group.body):
             if isinstance(s, Reduce):
                 kind = at.type(reduced_dtype(s), True)
@@ -223,9 +223,9 @@ class _Walk:
 
     def step(self, where: dict[str, Index], slots: list[Slot], axis: str | None, partial: Partials) -> None:
         """All statements of the group for some vectors of a row; the vectors to reduce are left in `partial`."""
-        points = [Point(self.scope, where, axis, slot, self.tiles) for slot in slots]
-        together = next(k for k in (_TOGETHER, 2, 1) if len(points) % k == 0)
-        bundles = [Points(points[k : k + together]) for k in range(0, len(points), together)]
+        accesses = [LaneAccess(self.scope, where, axis, slot, self.tiles) for slot in slots]
+        together = next(k for k in (_TOGETHER, 2, 1) if len(accesses) % k == 0)
+        bundles = [LaneGroup(accesses[k : k + together]) for k in range(0, len(accesses), together)]
         uniform: list[dict[Expr, Value]] = [{} for _ in self.group.body]
         for number, bundle in enumerate(bundles):
             if number:
@@ -239,16 +239,16 @@ class _Walk:
                     if axis is not None:
                         value = self._existing(at, bundle, at.widen(value), s)
                     texts = [v.text for v in bundle.split(value)]
-                    partial.setdefault(i, Partial(s.op, dtype)).add(bundle.points[0].evaluator(), texts, axis is not None)
+                    partial.setdefault(i, Partial(s.op, dtype)).add(bundle.parts[0].evaluator(), texts, axis is not None)
                 else:
                     value = at.convert(at.value(expression(s)), s.tile.dtype, expression(s))
                     if axis is not None and axis in s.tile.axes:
                         value = at.widen(value)
-                    for point, part in zip(bundle.points, bundle.split(value), strict=True):
+                    for point, part in zip(bundle.parts, bundle.split(value), strict=True):
                         self._write(s.tile, part, point)
                 uniform[i] = {e: v for e, v in at.memo.items() if not v.vector}
 
-    def _existing(self, at: Evaluator, bundle: Points, v: Value, s: Reduce) -> Value:
+    def _existing(self, at: Evaluator, bundle: LaneGroup, v: Value, s: Reduce) -> Value:
         mask = bundle.mask()
         if mask is None:
             return v
@@ -257,7 +257,7 @@ class _Walk:
         text = self.fn.op(f"select <{at.lanes} x i1> {mask}, {kind} {v.text}, {kind} {neutral}")
         return Value(text, v.dtype, True)
 
-    def _write(self, tile: Tile, value: Value, point: Point) -> None:
+    def _write(self, tile: Tile, value: Value, point: LaneAccess) -> None:
         if self.layout_of is None:
             point.cache[tile.name] = value
         if tile.name in self.stored:
@@ -270,7 +270,7 @@ class _Walk:
         for i, parts in partial.items():
             s = self.group.body[i]
             assert isinstance(s, Reduce)
-            point = Point(self.scope, where, None, Slot(0, 0), self.tiles)
+            point = LaneAccess(self.scope, where, None, Slot(0, 0), self.tiles)
             at = point.evaluator()
             dtype = reduced_dtype(s)
             if i in self.rows:
@@ -312,7 +312,7 @@ class _Walk:
             assert isinstance(s, Reduce)
             dtype = reduced_dtype(s)
             for word in range(-(-length // lanes)):
-                point = Point(self.scope, where, axis, Slot(0, word), self.tiles)
+                point = LaneAccess(self.scope, where, axis, Slot(0, word), self.tiles)
                 at = point.evaluator()
                 numbers = range(word * lanes, min(length, (word + 1) * lanes))
                 text = folded_rows(at, s.op, dtype, [fn.op(f"load {kind}, ptr {fn.pointer(slots, n, kind)}") for n in numbers])
@@ -329,20 +329,20 @@ class _Walk:
         _, words = self.slots()
         view = self.scope.views[vector]
         with fn.loop(0, fn.ceil_div(view.valid, self.scope.plan.shapes[vector].chunk)) as block:
-            at = Point(self.scope, where, vector, Slot(block, 0), self.tiles).evaluator()
+            at = LaneAccess(self.scope, where, vector, Slot(block, 0), self.tiles).evaluator()
             kind = at.type(dtype, True)
             totals = [fn.alloca(kind) for _ in range(words)]
             for total in totals:
                 fn.do(f"store {kind} {at.literal(identity(s.op, dtype), dtype, True)}, ptr {total}")
             with AxisLoops(self.scope, self.group.folded) as index_:
                 for word, total in enumerate(totals):
-                    point = Point(self.scope, {**where, self.group.folded: index_}, vector, Slot(block, word), self.tiles)
+                    point = LaneAccess(self.scope, {**where, self.group.folded: index_}, vector, Slot(block, word), self.tiles)
                     at = point.evaluator()
                     value = at.widen(at.convert(at.value(s.expr), dtype))
                     old = fn.op(f"load {kind}, ptr {total}")
                     fn.do(f"store {kind} {combined(at, _combine(s.op), dtype, old, value.text, True)}, ptr {total}")
             for word, total in enumerate(totals):
-                point = Point(self.scope, where, vector, Slot(block, word), self.tiles)
+                point = LaneAccess(self.scope, where, vector, Slot(block, word), self.tiles)
                 at = point.evaluator()
                 text = fn.op(f"load {kind}, ptr {total}")
                 if s.accumulate:
@@ -492,7 +492,7 @@ def _narrow(at: Evaluator, how: str, dtype: DType, a: str, b: str, width: int) -
     return fn.op(f"{'or' if dtype == 'bool' else 'add'} {kind} {a}, {b}")
 
 
-def write(scope: Scope, layout: Layout, point: Point, value: Value) -> None:
+def write(scope: Scope, layout: Layout, point: LaneAccess, value: Value) -> None:
     """Store a value (or vector of values) into a tile; on an axis that is not its vector axis, lane by lane."""
     fn, lanes, kind = scope.fn, scope.target.lanes, in_tile(layout.dtype)
     text = value.text

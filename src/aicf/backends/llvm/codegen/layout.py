@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from aicf.backends.llvm.codegen.aliasing import aliases
 from aicf.backends.llvm.codegen.inplace import in_place
-from aicf.backends.llvm.codegen.overlays import overlays
 from aicf.backends.llvm.codegen.roles import Roles, free_axes, roles_along
 from aicf.backends.llvm.codegen.target import Target
 from aicf.backends.llvm.codegen.values import tile_bytes
-from aicf.kernel import Contract, Fill, Kernel, LoadTile, Map, Reduce, Rows, Stmt, StoreTile, Tile, inner, statements, written
+from aicf.kernel import Contract, Fill, Kernel, LoadTile, Map, Reduce, RowBlock, Stmt, StoreTile, Tile, inner, statements, written
 from aicf.scalar import DType, variables
 
 
@@ -86,7 +86,7 @@ def axis_shapes(kernel: Kernel, target: Target) -> dict[str, AxisShape]:
     """The cut of every axis."""
     steps: dict[str, list[int]] = {}
     for s in statements(kernel.body):
-        if isinstance(s, Rows):
+        if isinstance(s, RowBlock):
             steps.setdefault(s.axis, []).append(s.step)
     shapes = {}
     for axis in kernel.axes:
@@ -107,7 +107,7 @@ def local_axes(kernel: Kernel) -> dict[str, frozenset[str]]:
             tile = written(s)
             if tile is not None:
                 found[tile.name] = found.get(tile.name, frozenset(tile.axes)) & rows
-            inside = rows | {s.axis} if isinstance(s, Rows) else rows
+            inside = rows | {s.axis} if isinstance(s, RowBlock) else rows
             for nested in inner(s):
                 visit(nested, inside)
 
@@ -132,9 +132,9 @@ def plan(kernel: Kernel, target: Target) -> Plan:
     tiles = tiles_of(kernel)
     first, panels = vector_axes(kernel, tiles)
     plain = used_plainly(kernel, panels)
-    over = overlays(kernel, tiles)
+    over = aliases(kernel, tiles)
     direct = in_place(kernel, {a: s.chunk for a, s in shapes.items()}, first, target.lanes)
-    steps = {s.axis: s.step for s in statements(kernel.body) if isinstance(s, Rows)}
+    steps = {s.axis: s.step for s in statements(kernel.body) if isinstance(s, RowBlock)}
     offset = 0
 
     def place(tile: Tile, vector: str | None, panel: bool) -> Layout:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from aicf.backends.llvm.codegen.contract import emit_contract
 from aicf.backends.llvm.codegen.copies import emit_load, emit_store
 from aicf.backends.llvm.codegen.elementwise import AxisLoops, Pointwise, as_reduce, emit_group, groups
+from aicf.backends.llvm.codegen.lane_access import LaneAccess, Slot
 from aicf.backends.llvm.codegen.layout import roles
-from aicf.backends.llvm.codegen.points import Point, Slot
-from aicf.backends.llvm.codegen.requests import following, with_requests
+from aicf.backends.llvm.codegen.prefetch import following, with_prefetches
 from aicf.backends.llvm.codegen.scope import Scope, View
 from aicf.backends.llvm.codegen.text import I64
 from aicf.backends.llvm.codegen.values import Value
-from aicf.kernel import Contract, Fill, LoadTile, Map, Parallel, Phase, Reduce, Retry, Rows, Stmt, StoreTile, Stream, Tile
+from aicf.kernel import Contract, Fill, LoadTile, Map, Parallel, Phase, Reduce, Retry, RowBlock, Stmt, StoreTile, Stream, Tile
 from aicf.scalar import Const, Expr, is_int
 
 
@@ -36,7 +36,7 @@ def emit_body(body: tuple[Stmt, ...], scope: Scope, tiles: dict[str, Tile]) -> N
             flush()
             if isinstance(s, LoadTile) and s.tile.name in scope.plan.in_place:
                 scope = replace(scope, loads={**scope.loads, s.tile.name: s})
-            elif isinstance(s, Rows):
+            elif isinstance(s, RowBlock):
                 copied = (x for x in body if isinstance(x, LoadTile) and x.tile.name not in scope.plan.in_place)
                 _rows(s, scope, tiles, tuple(copied))
             else:
@@ -62,9 +62,9 @@ def _emit(s: Stmt, scope: Scope, tiles: dict[str, Tile]) -> None:
             raise AssertionError(s)
 
 
-def scalar_point(scope: Scope, tiles: dict[str, Tile]) -> Point:
+def scalar_point(scope: Scope, tiles: dict[str, Tile]) -> LaneAccess:
     """A point with no axes, for conditions and bounds."""
-    return Point(scope, {}, None, Slot(0, 0), tiles)
+    return LaneAccess(scope, {}, None, Slot(0, 0), tiles)
 
 
 def number(e: Expr, scope: Scope, tiles: dict[str, Tile]) -> I64:
@@ -72,7 +72,7 @@ def number(e: Expr, scope: Scope, tiles: dict[str, Tile]) -> I64:
     return int(e.value) if isinstance(e, Const) else scalar_point(scope, tiles).evaluator().i64(e)
 
 
-def _rows(s: Rows, scope: Scope, tiles: dict[str, Tile], loads: tuple[LoadTile, ...]) -> None:
+def _rows(s: RowBlock, scope: Scope, tiles: dict[str, Tile], loads: tuple[LoadTile, ...]) -> None:
     """The blocks of a row axis. Each asks for its share of what `loads` will want for the next tile of the stream."""
     fn, view, chunk = scope.fn, scope.views[s.axis], scope.plan.shapes[s.axis].chunk
     with fn.loop(0, fn.ceil_div(view.valid, s.step)) as block:
@@ -82,7 +82,7 @@ def _rows(s: Rows, scope: Scope, tiles: dict[str, Tile], loads: tuple[LoadTile, 
         else:
             valid = fn.minimum(s.step, fn.sub(view.valid, start))
         base = fn.add(view.base, fn.mul(block, s.step // chunk))
-        inside = with_requests(s, block, scope, tiles, loads).see(s.axis, View(base, s.step, valid))
+        inside = with_prefetches(s, block, scope, tiles, loads).see(s.axis, View(base, s.step, valid))
         for axis, end in s.ends:
             inside = inside.see(axis, _shortened(s, axis, end, inside, tiles))
         with ExitStack() as some:  # a block to which no key counts stays as it is
@@ -91,7 +91,7 @@ def _rows(s: Rows, scope: Scope, tiles: dict[str, Tile], loads: tuple[LoadTile, 
             emit_body(s.body, inside, tiles)
 
 
-def _shortened(s: Rows, axis: str, end: Expr, scope: Scope, tiles: dict[str, Tile]) -> View:
+def _shortened(s: RowBlock, axis: str, end: Expr, scope: Scope, tiles: dict[str, Tile]) -> View:
     """The view of a streamed axis without the lanes that contribute nothing to this block of rows."""
     fn, view = scope.fn, scope.views[axis]
     first = scope.bind(scope.kernel.axis(s.axis).origin.name, Value(str(scope.start(s.axis)), "i64"))
@@ -159,7 +159,7 @@ def _retry(s: Retry, scope: Scope, tiles: dict[str, Tile]) -> None:
     slot = fn.alloca("i1")
     fn.do(f"store i1 false, ptr {slot}")
     with AxisLoops(inside, s.axis) as index:
-        point = Point(inside, {s.axis: index}, None, Slot(0, 0), tiles)
+        point = LaneAccess(inside, {s.axis: index}, None, Slot(0, 0), tiles)
         wanted = point.evaluator().condition(s.again)
         old = fn.op(f"load i1, ptr {slot}")
         fn.do(f"store i1 {fn.op(f'or i1 {old}, {wanted}')}, ptr {slot}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from aicf.kernel import Kernel, Map, Parallel, Reduce, Retry, Rows, Stmt, Stream, bodies, inner, reads, written
+from aicf.kernel import Kernel, Map, Parallel, Reduce, Retry, RowBlock, Stmt, Stream, bodies, inner, reads, written
 from aicf.scalar import Call, Const, Expr, Var, substitute, var, variables, walk
 
 
@@ -100,7 +100,7 @@ def _folded(body: tuple[Stmt, ...], lists: list[tuple[Stmt, ...]]) -> tuple[Stmt
 
 def _inside(s: Stmt, lists: list[tuple[Stmt, ...]]) -> Stmt:
     match s:
-        case Rows() | Retry() | Parallel():
+        case RowBlock() | Retry() | Parallel():
             return replace(s, body=_folded(s.body, lists))
         case Stream():
             return replace(s, phases=tuple(replace(p, body=_folded(p.body, lists)) for p in s.phases))

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from aicf.backends.llvm.codegen.inplace import Run
+from aicf.backends.llvm.codegen.lane_access import LINE, vector_at
 from aicf.backends.llvm.codegen.mathlib import Maths
-from aicf.backends.llvm.codegen.points import LINE, vector_at
 from aicf.backends.llvm.codegen.shuffles import order_of_sums, summed, transposed
 from aicf.backends.llvm.codegen.text import I64, Function, Module
 from aicf.backends.llvm.codegen.values import stored

@@ -19,10 +19,10 @@ from aicf.backends.llvm.codegen.checks import FAULTS, emit_check
 from aicf.backends.llvm.codegen.elementwise import AxisLoops, fold, identity
 from aicf.backends.llvm.codegen.expressions import combined
 from aicf.backends.llvm.codegen.halves import CONVERSIONS
+from aicf.backends.llvm.codegen.lane_access import LaneAccess, Slot, to_stored
 from aicf.backends.llvm.codegen.layout import Plan, plan, tiles_of
 from aicf.backends.llvm.codegen.loops import emit_body, number, scalar_point
 from aicf.backends.llvm.codegen.maxima import at_most_zero, fold_scales
-from aicf.backends.llvm.codegen.points import Point, Slot, to_stored
 from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef, View
 from aicf.backends.llvm.codegen.target import Target
 from aicf.backends.llvm.codegen.text import I64, Function, Module
@@ -270,7 +270,7 @@ def _summary(s: Summary, scope: Scope, tiles: dict[str, Tile], tile: list[I64]) 
     def row(where: dict[str, Index]) -> None:
         with fn.loop(0, fn.ceil_div(scope.views[along].valid, shape.chunk)) as block:
             for word in range(shape.lanes // scope.target.lanes):
-                point = Point(scope, where, along, Slot(block, word), {})
+                point = LaneAccess(scope, where, along, Slot(block, word), {})
                 inside = point.evaluator()
                 value = inside.widen(inside.convert(inside.value(s.value), dtype))
                 text, mask = value.text, point.mask()

@@ -41,9 +41,9 @@ class TensorRef:
 
 
 @dataclass(frozen=True)
-class Request:
-    """Memory to be asked for: `lines` cache lines from a pointer on, and as many of each of `rows` rows; to be written, and only
-    when a condition holds, if so said."""
+class Prefetch:
+    """Memory to prefetch: `lines` cache lines from `pointer` on, in each of `rows` rows. `write`: it will be written.
+    `when`: only if that holds."""
 
     pointer: str
     lines: int
@@ -56,8 +56,8 @@ class Request:
 @dataclass(frozen=True)
 class Scope:
     """Names in force. Immutable: an inner scope is a changed copy. `at_most_zero` are differences of which that is known,
-    `streamed` is the axis of the innermost stream; `loads` say what the tiles that are read in place stand for, `requests` what a
-    statement asks for meanwhile, by its id. `item` are the statements of the work item, `upcoming` the loop variables of the one
+    `streamed` is the axis of the innermost stream; `loads` are the loads of the tiles that are read in place, `prefetches` what a
+    statement prefetches, by its id. `item` are the statements of the work item, `upcoming` the loop variables of the one
     that this thread is likely to take next; `following` are the loop variables and the stream's origin of the stream's next tile,
     which is the next item's first one if `last` holds."""
 
@@ -73,7 +73,7 @@ class Scope:
     at_most_zero: frozenset[Expr] = field(default=frozenset())
     streamed: str | None = None
     loads: dict[str, LoadTile] = field(default_factory=dict[str, LoadTile])
-    requests: dict[int, tuple[Request, ...]] = field(default_factory=dict[int, tuple[Request, ...]])
+    prefetches: dict[int, tuple[Prefetch, ...]] = field(default_factory=dict[int, tuple[Prefetch, ...]])
     item: tuple[Stmt, ...] = ()
     upcoming: dict[str, Value] = field(default_factory=dict[str, Value])
     following: dict[str, Value] = field(default_factory=dict[str, Value])

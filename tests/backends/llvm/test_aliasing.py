@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from aicf.backends.llvm.codegen.aliasing import aliases
 from aicf.backends.llvm.codegen.layout import tiles_of
-from aicf.backends.llvm.codegen.overlays import overlays
-from aicf.kernel import Contract, Fill, Kernel, Map, Reduce, Rows, Stmt, Tile
+from aicf.kernel import Contract, Fill, Kernel, Map, Reduce, RowBlock, Stmt, Tile
 from aicf.scalar import Expr, call, const, var
 
 S, U, P, W = (Tile(n, "f32", ("i", "j"), "register") for n in "supw")
@@ -37,8 +37,8 @@ SOFTMAX: tuple[Stmt, ...] = (
 
 
 def found(*body: Stmt) -> dict[str, str]:
-    kernel = Kernel("k", (), (), (), (), (Rows("i", 6, body),))
-    return overlays(kernel, tiles_of(kernel))
+    kernel = Kernel("k", (), (), (), (), (RowBlock("i", 6, body),))
+    return aliases(kernel, tiles_of(kernel))
 
 
 def test_scores_weights_and_what_is_between_are_in_one_place():
@@ -55,7 +55,7 @@ def test_scores_weights_and_what_is_between_are_in_one_place():
         ((Reduce(SUM, "sum", "j", f(S)), *SOFTMAX), {"p": "u"}),  # s does
         ((*SOFTMAX[:4], Map(P, minus(P, TOP)), *SOFTMAX[4:]), {"u": "s"}),  # written twice
         ((*SOFTMAX[:4], Map(W, f(U)), *SOFTMAX[4:]), {"u": "s", "w": "u"}),  # the last that reads u has its place
-        ((Rows("j", 2, SOFTMAX[:1]), *SOFTMAX[1:]), {"p": "u"}),  # written in another list
+        ((RowBlock("j", 2, SOFTMAX[:1]), *SOFTMAX[1:]), {"p": "u"}),  # written in another list
     ],
 )
 def test_a_tile_that_is_still_wanted_keeps_its_place(body: tuple[Stmt, ...], expected: dict[str, str]):

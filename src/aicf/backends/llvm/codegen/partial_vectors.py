@@ -1,4 +1,4 @@
-"""Vectors of which only the first elements exist, where the machine has no masked load: one function for all places."""
+"""Partial vectors (only the first elements exist) where the machine has no masked load: one function for all places."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from aicf.backends.llvm.codegen.values import in_tile
 from aicf.kernel import Kernel, Map, Stmt, Tile, bodies, reads, written
 
 
-def overlays(kernel: Kernel, tiles: dict[str, Tile]) -> dict[str, str]:
+def aliases(kernel: Kernel, tiles: dict[str, Tile]) -> dict[str, str]:
     """Name of a tile -> name of the tile in whose place it may be, if their layouts are the same.
 
     Both live within runs of one list of statements: the older one from where it is written to the Map that reads it last, the

@@ -1,4 +1,4 @@
-"""One point of an element-wise loop nest: outer axes at an index each, the vector axis at one vector; reads and masks there."""
+"""Reads and masks at one place of an element-wise loop nest: outer axes at one index, the vector axis at one vector of lanes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from aicf.backends.llvm.codegen.expressions import Evaluator, bf16_bits, splat
 from aicf.backends.llvm.codegen.layout import Layout
-from aicf.backends.llvm.codegen.ragged import first_elements
+from aicf.backends.llvm.codegen.partial_vectors import first_elements
 from aicf.backends.llvm.codegen.scope import Index, Scope, TensorRef
 from aicf.backends.llvm.codegen.text import I64, Function
 from aicf.backends.llvm.codegen.values import Value, held, in_tile, stored
@@ -25,7 +25,7 @@ class Slot(NamedTuple):
 
 
 @dataclass
-class Point:
+class LaneAccess:
     """`where` holds the outer axes; `axis` and `slot` the vector axis (None: everything is scalar). `cache` holds the vectors of
     tiles that are still in registers."""
 
@@ -246,29 +246,29 @@ class Point:
 
 
 @dataclass
-class Points:
+class LaneGroup:
     """Several vectors of the same row as one value, as wide as all of them: what each statement does is spread over independent
     vectors, which hides the latency of long chains such as exp."""
 
-    points: list[Point]
+    parts: list[LaneAccess]
 
     def evaluator(self) -> Evaluator:
-        scope = self.points[0].scope
-        lanes = scope.target.lanes * len(self.points)
+        scope = self.parts[0].scope
+        lanes = scope.target.lanes * len(self.parts)
         made = Evaluator(scope.fn, self.lookup, self.load, scope.unbounded, lanes)
         made.compare = self.compare
         made.at_most_zero = scope.at_most_zero
         return made
 
     def lookup(self, v: Var) -> Value:
-        return self.joined([p.lookup(v) for p in self.points])
+        return self.joined([p.lookup(v) for p in self.parts])
 
     def load(self, e: Load, at: Evaluator) -> Value:
         parts = []
         known = {x: v for x, v in at.memo.items() if not v.vector}
-        for p in self.points:
+        for p in self.parts:
             inside = p.evaluator()
-            inside.memo.update(known)  # the variables of reductions, and whatever else is the same for all points
+            inside.memo.update(known)  # the variables of reductions, and whatever else is the same for all accesses
             parts.append(p.load(e, inside))
             known.update((x, v) for x, v in inside.memo.items() if not v.vector)
         return self.joined(parts)
@@ -277,42 +277,42 @@ class Points:
         """One wide vector; a scalar stays one."""
         if not parts[0].vector:
             return parts[0]
-        scope = self.points[0].scope
+        scope = self.parts[0].scope
         text = joined(scope.fn, [v.text for v in parts], held(parts[0].dtype), scope.target.lanes)
         return Value(text, parts[0].dtype, True)
 
     def elements(self) -> list[int] | None:
         """Element numbers, within the view, of all lanes, when they are known; -1 for lanes that no element has."""
-        first = [p.first() for p in self.points]
-        lanes, (axis, scope) = self.points[0].scope.target.lanes, (self.points[0].axis, self.points[0].scope)
+        first = [p.first() for p in self.parts]
+        lanes, (axis, scope) = self.parts[0].scope.target.lanes, (self.parts[0].axis, self.parts[0].scope)
         if axis is None or not all(isinstance(x, int) for x in first):
             return None
         chunk = scope.plan.shapes[axis].chunk
         return [
             x + lane if p.slot.word * lanes + lane < chunk else -1
-            for p, x in zip(self.points, first, strict=True)
+            for p, x in zip(self.parts, first, strict=True)
             if isinstance(x, int)
             for lane in range(lanes)
         ]
 
     def mask(self) -> str | None:
         """The lanes that exist, None when all do."""
-        if all(p.full() for p in self.points):
+        if all(p.full() for p in self.parts):
             return None
-        scope, axis = self.points[0].scope, self.points[0].axis
+        scope, axis = self.parts[0].scope, self.parts[0].axis
         numbers = self.elements()
         if numbers is not None and axis is not None:
             # One comparison of constants with the number of elements that exist.
             valid = scope.views[axis].valid
             texts = [i if i >= 0 else 2**31 - 1 for i in numbers]
             return self._against(texts, "slt", valid)
-        masks = [p.mask() for p in self.points]
+        masks = [p.mask() for p in self.parts]
         ones = "<" + ", ".join(["i1 true"] * scope.target.lanes) + ">"
         return joined(scope.fn, [m or ones for m in masks], "i1", scope.target.lanes)
 
     def _against(self, numbers: list[int], how: str, limit: I64) -> str:
         """Constants compared with one number of any size, in i32: the number is brought to their range first."""
-        fn = self.points[0].scope.fn
+        fn = self.parts[0].scope.fn
         near = fn.maximum(fn.minimum(limit, 2**30), -(2**30))
         narrow = str(near) if isinstance(near, int) else fn.op(f"trunc i64 {near} to i32")
         kind = f"<{len(numbers)} x i32>"
@@ -321,7 +321,7 @@ class Points:
 
     def compare(self, e: Call, at: Evaluator) -> Value | None:
         """A comparison of i64s whose difference is affine in the vector axis, done in i32: `j <= i` is `lane <= i - j0`."""
-        axis, scope = self.points[0].axis, self.points[0].scope
+        axis, scope = self.parts[0].axis, self.parts[0].scope
         numbers = self.elements()
         if axis is None or numbers is None:
             return None
@@ -339,11 +339,11 @@ class Points:
 
     def split(self, v: Value) -> list[Value]:
         """The vectors of a wide value, one a point."""
-        if not v.vector or len(self.points) == 1:
-            return [v] * len(self.points)
-        scope = self.points[0].scope
+        if not v.vector or len(self.parts) == 1:
+            return [v] * len(self.parts)
+        scope = self.parts[0].scope
         lanes, kind = scope.target.lanes, held(v.dtype)
-        wide = f"<{lanes * len(self.points)} x {kind}>"
+        wide = f"<{lanes * len(self.parts)} x {kind}>"
         return [
             Value(
                 scope.fn.op(
@@ -353,7 +353,7 @@ class Points:
                 v.dtype,
                 True,
             )
-            for k in range(len(self.points))
+            for k in range(len(self.parts))
         ]
 
 
@@ -384,7 +384,7 @@ class Spread(NamedTuple):
     step: I64
     parts: tuple[tuple[str, I64], ...]
 
-    def offsets(self, point: Point) -> list[I64]:
+    def offsets(self, point: LaneAccess) -> list[I64]:
         fn, lanes = point.scope.fn, point.scope.target.lanes
         base = [self.offset] * lanes if self.step == 0 else point.strided(Span(self.offset, self.step))
         for lane in range(lanes):

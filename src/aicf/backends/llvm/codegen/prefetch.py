@@ -1,16 +1,16 @@
-"""Memory asked for before it is wanted, a few lines with each register tile of a product.
+"""Software prefetch: each register tile of a product prefetches a few lines that are needed later.
 
-Products over packed panels ask for shares of the stream's next tile. Products that read tensors where they lie take turns: while
-one reads its rows, it asks for those that the next one will read, and the last one for the first one's in the stream's next tile.
-So at any time two streams advance side by side, each in the order of memory, which is what the caches' own prefetching
-recognises: it has more lines on their way than a core's requests can be.
+A product over packed panels prefetches its share of the stream's next tile. Products that read tensors in place alternate: each
+prefetches the rows that the next product reads, and the last one those of the first product in the stream's next tile. Two
+streams then advance side by side, each in memory order. Hardware prefetchers recognise that, and keep more lines in flight than
+software prefetches of one core can.
 
-A core keeps some two dozen lines on their way. What a block of rows asks for is more: its share of the stream's next tile, and
-the numbers (a bias, a mask) that the next block adds to its scores, whose rows lie far apart, which no processor foresees.
-Asked for all at once, the later ones would wait for the earlier ones, and the block with them. After a stream's last tile comes
-the first one of the item that this thread is likely to take next.
+A core keeps about two dozen lines in flight. A block of rows prefetches more than that: its share of the stream's next tile, and
+the operands (a bias, a mask) that the next block adds to its scores, whose rows are far apart, so that hardware does not predict
+them. Issued all at once, the later prefetches would wait for the earlier ones, and the block with them. After the last tile of a
+stream comes the first one of the work item that this thread is likely to take next.
 
-Past the end of a tensor a request is harmless.
+A prefetch past the end of a tensor does nothing.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from aicf.backends.llvm.codegen.inplace import coefficient
+from aicf.backends.llvm.codegen.lane_access import LINE, LaneAccess, Slot, Span
 from aicf.backends.llvm.codegen.layout import roles
-from aicf.backends.llvm.codegen.points import LINE, Point, Slot, Span
-from aicf.backends.llvm.codegen.scope import Index, Request, Scope, TensorRef, View
+from aicf.backends.llvm.codegen.scope import Index, Prefetch, Scope, TensorRef, View
 from aicf.backends.llvm.codegen.text import I64, Function
 from aicf.backends.llvm.codegen.values import Value, stored
-from aicf.kernel import Contract, LoadTile, Map, Reduce, Rows, StoreTile, Tile
+from aicf.kernel import Contract, LoadTile, Map, Reduce, RowBlock, StoreTile, Tile
 from aicf.scalar import BYTES, Expr, Load, is_int, variables, walk
 
 
-def ask(fn: Function, requests: tuple[Request, ...], part: I64, parts: int) -> None:
-    """Ask for what belongs to part number `part` of `parts`."""
-    for condition in dict.fromkeys(r.when for r in requests):
+def prefetch(fn: Function, prefetches: tuple[Prefetch, ...], part: I64, parts: int) -> None:
+    """Emits the prefetches of part number `part` of `parts`."""
+    for condition in dict.fromkeys(r.when for r in prefetches):
         with nullcontext() if condition is None else fn.when(condition):
-            for r in requests:
+            for r in prefetches:
                 if r.when == condition:
-                    _ask(fn, r, part, parts)
+                    _prefetch(fn, r, part, parts)
 
 
-def _ask(fn: Function, r: Request, part: I64, parts: int) -> None:
+def _prefetch(fn: Function, r: Prefetch, part: I64, parts: int) -> None:
     if 1 < r.rows <= parts:  # a row at a time: each is in a page of its own
         at = fn.pointer(r.pointer, fn.mul(fn.minimum(part, r.rows - 1), r.row_bytes), "i8")
         for line in range(r.lines):
@@ -59,7 +59,7 @@ def _share(fn: Function, part: I64, lines: int, parts: int) -> I64:
     return scaled // parts if isinstance(scaled, int) else fn.op(f"udiv i64 {scaled}, {parts}")
 
 
-def with_requests(s: Rows, block: I64, scope: Scope, tiles: dict[str, Tile], loads: tuple[LoadTile, ...]) -> Scope:
+def with_prefetches(s: RowBlock, block: I64, scope: Scope, tiles: dict[str, Tile], loads: tuple[LoadTile, ...]) -> Scope:
     """`scope` with what this block of rows asks for, at the products that do: its share of what `loads` want for the stream's
     next tile, what the next block adds to its scores, and at the end of the stream its share of the next item's rows, and its
     own rows of the result. Without a product over packed panels the first two are asked for here."""
@@ -69,20 +69,20 @@ def with_requests(s: Rows, block: I64, scope: Scope, tiles: dict[str, Tile], loa
     far = [r for load in loads for r in _next_tile(load, scope, tiles, block, blocks)]
     near = list(_next_block(s, block, scope, tiles))
     if not products:
-        ask(scope.fn, (*far, *near), 0, 1)
-        return replace(scope, requests=turns)
+        prefetch(scope.fn, (*far, *near), 0, 1)
+        return replace(scope, prefetches=turns)
     for x in scope.item if scope.last is not None else ():
         if isinstance(x, LoadTile) and s.axis in x.tile.axes:
             near += _rows_of(s, x.tensor, x.at, x.tile.axes, block, scope.then(scope.following), tiles, False)
         elif isinstance(x, StoreTile) and s.axis in x.axes:
             far += _rows_of(s, x.tensor, x.at, x.axes, block, scope, tiles, True)
     first = next((p for p in products if scope.streamed in p.tile.axes), products[0])
-    wanted: dict[int, tuple[Request, ...]] = {**turns, id(products[-1]): tuple(far)}
+    wanted: dict[int, tuple[Prefetch, ...]] = {**turns, id(products[-1]): tuple(far)}
     wanted[id(first)] = (*wanted.get(id(first), ()), *near)
-    return replace(scope, requests=wanted)
+    return replace(scope, prefetches=wanted)
 
 
-def _turns(s: Rows, scope: Scope, tiles: dict[str, Tile]) -> dict[int, tuple[Request, ...]]:
+def _turns(s: RowBlock, scope: Scope, tiles: dict[str, Tile]) -> dict[int, tuple[Prefetch, ...]]:
     """What each product that reads a tensor where it lies asks for: all rows that the next such product is the first to read."""
     found: dict[str, Contract] = {}
     for p in s.body:
@@ -90,7 +90,7 @@ def _turns(s: Rows, scope: Scope, tiles: dict[str, Tile]) -> dict[int, tuple[Req
         if isinstance(p, Contract) and r is not None and r.b.name in scope.plan.in_place:
             found.setdefault(r.b.name, p)
     order = [name for name in found if name in scope.loads]  # what is loaded inside of a block is not known yet
-    made: dict[int, tuple[Request, ...]] = {}
+    made: dict[int, tuple[Prefetch, ...]] = {}
     for k, name in enumerate(order):
         after = order[(k + 1) % len(order)]
         where = scope if k + 1 < len(order) else scope.then(scope.following)
@@ -122,7 +122,7 @@ def _arithmetic(at: tuple[Expr, ...]) -> bool:
     return not any(isinstance(n, Load) for e in at for n in walk(e))
 
 
-def _next_tile(s: LoadTile, scope: Scope, tiles: dict[str, Tile], part: I64, parts: int) -> Iterator[Request]:
+def _next_tile(s: LoadTile, scope: Scope, tiles: dict[str, Tile], part: I64, parts: int) -> Iterator[Prefetch]:
     """One of `parts` shares of the memory that a load reads in the stream's next tile."""
     fn = scope.fn
     whole = _rows_of_tile(s, scope, scope.then(scope.following), tiles)
@@ -131,10 +131,10 @@ def _next_tile(s: LoadTile, scope: Scope, tiles: dict[str, Tile], part: I64, par
     share = -(-whole.rows // parts)
     for k in range(share):
         row = fn.add(fn.mul(part, share), k)
-        yield Request(fn.pointer(whole.pointer, fn.mul(whole.row_bytes, row), "i8"), whole.lines)
+        yield Prefetch(fn.pointer(whole.pointer, fn.mul(whole.row_bytes, row), "i8"), whole.lines)
 
 
-def _rows_of_tile(s: LoadTile, scope: Scope, where: Scope, tiles: dict[str, Tile]) -> Request | None:
+def _rows_of_tile(s: LoadTile, scope: Scope, where: Scope, tiles: dict[str, Tile]) -> Prefetch | None:
     """The memory that a load of rows of the streamed axis reads, at the tile that `where` says; None where it is not in rows."""
     fn, stream, tensor = scope.fn, scope.streamed, scope.kernel.tensor(s.tensor)
     if stream is None or stream not in s.tile.axes or len(s.tile.axes) != 2 or tensor.unit is None or not _arithmetic(s.at):
@@ -148,7 +148,7 @@ def _rows_of_tile(s: LoadTile, scope: Scope, where: Scope, tiles: dict[str, Tile
     memory = there.tensors[s.tensor]
     offset = _offset(there, memory, s.at, {stream: Index(0, 0), along: Index(0, 0)}, tiles)
     lines = -(-scope.views[along].length * size // LINE)
-    return Request(fn.pointer(memory.base, offset, stored(tensor.dtype)), lines, length, fn.mul(step, size))
+    return Prefetch(fn.pointer(memory.base, offset, stored(tensor.dtype)), lines, length, fn.mul(step, size))
 
 
 def _row_step(scope: Scope, tensor: TensorRef, at: tuple[Expr, ...], rows: str, along: str) -> I64 | None:
@@ -164,13 +164,13 @@ def _row_step(scope: Scope, tensor: TensorRef, at: tuple[Expr, ...], rows: str, 
 
 def _offset(scope: Scope, tensor: TensorRef, at: tuple[Expr, ...], where: dict[str, Index], tiles: dict[str, Tile]) -> I64:
     """Where an element of a tensor lies, in elements."""
-    point = Point(scope, where, None, Slot(0, 0), tiles)
+    point = LaneAccess(scope, where, None, Slot(0, 0), tiles)
     span = point.span(tensor, at, point.evaluator())
     assert isinstance(span, Span)
     return span.offset
 
 
-def _next_block(s: Rows, block: I64, scope: Scope, tiles: dict[str, Tile]) -> Iterator[Request]:
+def _next_block(s: RowBlock, block: I64, scope: Scope, tiles: dict[str, Tile]) -> Iterator[Prefetch]:
     """What the next block of rows reads of tensors with a value for every score. The next of the last block is the first one, at
     the stream's next tile."""
     fn, stream = scope.fn, scope.streamed
@@ -189,12 +189,13 @@ def _next_block(s: Rows, block: I64, scope: Scope, tiles: dict[str, Tile]) -> It
         ahead = fn.op(f"select i1 {more}, i64 {fn.mul(row, step)}, i64 {length}")
         first = _offset(scope, tensor, e.index, dict.fromkeys(axes, Index(0, 0)), tiles)
         pointer = fn.pointer(tensor.base, fn.add(first, ahead), stored(tensor.dtype))
-        yield Request(pointer, -(-length * size // LINE), s.step, fn.mul(step, size))
+        yield Prefetch(pointer, -(-length * size // LINE), s.step, fn.mul(step, size))
 
 
 def _rows_of(
-    s: Rows, name: str, at: tuple[Expr, ...], axes: tuple[str, ...], block: I64, scope: Scope, tiles: dict[str, Tile], write: bool
-) -> Iterator[Request]:
+    s: RowBlock, name: str, at: tuple[Expr, ...], axes: tuple[str, ...], block: I64, scope: Scope, tiles: dict[str, Tile],
+    write: bool,
+) -> Iterator[Prefetch]:
     """The rows of this block in a tensor that an item reads, or writes, once."""
     fn, tensor = scope.fn, scope.tensors[name]
     if len(axes) != 2 or not {v.name for e in at for v in variables(e)} <= {*scope.values, *axes}:
@@ -206,4 +207,4 @@ def _rows_of(
     size = BYTES[tensor.dtype]
     first = _offset(scope, tensor, at, dict.fromkeys(axes, Index(0, 0)), tiles)
     pointer = fn.pointer(tensor.base, fn.add(first, fn.mul(fn.mul(block, s.step), step)), stored(tensor.dtype))
-    yield Request(pointer, -(-scope.views[along].length * size // LINE), s.step, fn.mul(step, size), write, scope.last)
+    yield Prefetch(pointer, -(-scope.views[along].length * size // LINE), s.step, fn.mul(step, size), write, scope.last)
