@@ -27,6 +27,7 @@ examples:
   aicf dump kernel model.py:attention --inputs make_inputs --diff mcir
   aicf explain model.py:attention --inputs make_inputs --target h100 --stage triton --stage ptx --stage sass
   aicf dump triton model.py:attention --inputs make_inputs --target h100
+  aicf run module.mcir --size N=128 --size M=128
   aicf targets
   aicf bench causal window --n 2048 --json rows.json --chart rows.svg
   aicf tune causal --n 2048
@@ -53,6 +54,13 @@ disk cache, for the same computation at sizes of about that (to the nearest powe
 It says in which file. Undo: delete that file, or all of them by `aicf cache clear --schedules`.
   aicf tune causal --n 2048 --threads 2
   aicf tune model.py:attention --size 1x8x1024x64
+"""
+
+_RUN_HELP = """\
+The file may begin with lines that say what is expected of it:
+  ; run: N=37 M=45        execute it with these sizes, on random inputs, tile by tile; its kernel must give the same
+  ; fault: tile_k is 32   it is refused, with these words
+and end with a line `; kernel` and the kernel that it must lower to. Names of sizes are those in the shapes of its tensors.
 """
 
 _FUNCTION_HELP = """\
@@ -131,6 +139,11 @@ def parser() -> argparse.ArgumentParser:
     dump.add_argument("stage", choices=stages(), help="which stage: " + ", ".join(stages()), metavar="STAGE")
     _function(dump)
     dump.add_argument("--diff", metavar="PREV", help="show a unified diff from this stage or pass to STAGE")
+
+    run = _command(add, "run", "verify, lower and execute a module written in MCIR's own text", _RUN_HELP)
+    run.add_argument("file", metavar="FILE.mcir", help="the verbose dump of a module (aicf dump mcir), or a text written by hand")
+    run.add_argument("--size", action="append", default=[], metavar="NAME=N", help="execute it with this value of a size symbol")
+    run.add_argument("--kernel", action="store_true", help="print the kernel that the module lowers to")
 
     _command(add, "targets", "what kernels are made for on this machine", "")
 
