@@ -82,6 +82,16 @@ def attention(mask: Mask | None = None, *, outputs: str = "o", fill: float = flo
     return b.graph
 
 
+def reductions(dtype: DType) -> Graph:
+    """The maximum of each row of scores and the sum of those above 0, without values: no attention."""
+    b = GraphBuilder()
+    x = b.input("x", dtype, (ROWS, WIDTH))
+    w = b.input("w", dtype, (KEYS, WIDTH))
+    s = b.einsum(("id", "jd"), "ij", x, w)
+    b.output(b.reduce("max", s, (1,), True), b.reduce("sum", b.op("max", s, 0.0), (1,), True))
+    return b.graph
+
+
 def _of(mask: Mask, dtype: DType, *, outputs: str = "o", fill: float = float("-inf")) -> Graph:
     return attention(mask, outputs=outputs, fill=fill, dtype=dtype)
 
@@ -124,5 +134,6 @@ CASES: dict[str, Case] = {
     "padding, split": Case(partial(_of, padding), "avx2", SMALL + ",kv_split=3"),
     "documents": Case(partial(_of, documents), "avx512", SMALL),
     "bias, two outputs": Case(partial(_of, bias, outputs="ol", fill=0), "avx2", SMALL),
+    "reductions of scores": Case(reductions, "avx2", SMALL),
     "causal on a gpu": Case(partial(_of, causal), "h100", "tile_m=64,tile_n=32,warps=2"),
 }

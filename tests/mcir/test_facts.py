@@ -14,9 +14,9 @@ from tests.mcir.modules import CASES
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _NUMBER = re.compile(r"\b\d+(?:\.\d+)?\b")
-# Names of regions, nodes, extents and stored tiles say nothing: any other name would do. What is a default may be left out.
+# Names of regions, nodes, extents, stored tiles and references say nothing: any other name would do. What is a default may be left out.
 _NAMES = re.compile(
-    r"^\s*(?:\w+Region\((\w+)\)|Node\((\w+),|(\w+): (?:stream|row|contracted|column|batch) |outputs: (\w+)\[[\d,]*\]:\w+@global$)"
+    r"^\s*(?:\w+Region\((\w+)\)|Node\((\w+),|(\w+): (?:stream|row|contracted|column|batch) |outputs: (\w+)\[[\d,]*\]:\w+@global$|(?:reference|old): (\w+)$)"
 )
 _DEFAULTS = re.compile(r"^\s*(?:carried: |attrs: pattern=scaled_dot_product_attention, has_mask=False$)")
 
@@ -47,12 +47,12 @@ def changes(text: str) -> Iterator[tuple[str, str]]:
             depth = len(line) - len(line.lstrip())
             below = next((k for k, x in enumerate(after) if x.strip() and len(x) - len(x.lstrip()) <= depth), len(after))
             yield f"without {line.strip()!r}", "\n".join([*before, *after[below:]])
-        free = {m.span(g) for m in [_NAMES.match(line)] if m is not None for g in (1, 2, 3, 4)}
+        free = {m.span(g) for m in [_NAMES.match(line)] if m is not None for g in (1, 2, 3, 4, 5)}
         words = list(dict.fromkeys(m[0] for m in _WORD.finditer(line)))
         for m in (*_NUMBER.finditer(line), *_WORD.finditer(line)):
             if m.span() in free:
                 continue
-            others = [w for w in (*words[:3], "zz", "M") if w != m[0]] if m[0][0].isalpha() or m[0][0] == "_" else [_more(m[0])]
+            others = [w for w in (*words[:2], "zz", "M") if w != m[0]] if m[0][0].isalpha() or m[0][0] == "_" else [_more(m[0])]
             for other in others:
                 changed = line[: m.start()] + other + line[m.end() :]
                 yield f"{line.strip()!r} as {changed.strip()!r}", "\n".join([*before, changed, *after])

@@ -274,13 +274,13 @@ class _Reader:
                 return TileLoad(index=indices())
             case "load_tile", ["element"]:
                 return TileLoad(element=expression("element"))
-            case "compute_score", ["over"]:
+            case (("compute_score" | "contract_tile"), ["over"]):
                 return ScoreProduct(plain["over"][0])
             case "store_tile", ["index", "program"]:
                 return TileStore(indices(), expression("program"))
             case (("update_softmax" | "update_state"), []):
                 return StateUpdate(extrema, sums)
-            case "accumulate_output", [] if len(sums) == 1 and not extrema:
+            case (("accumulate_output" | "accumulate_state"), []) if len(sums) == 1 and not extrema:
                 return Accumulation(sums[0])
             case _:
                 said = ", ".join(sorted([*plain, *(x.text.rstrip(":") for x in blocks)]))

@@ -21,6 +21,7 @@ from typing import Any
 
 from aicf.mcir.axes import AxisRole, RegionAxis
 from aicf.mcir.nodes import MCNode
+from aicf.mcir.passes.vocabulary import ATTENTION, vocabulary
 from aicf.mcir.payloads import Accumulation, RunningSum, ScoreProduct, StateUpdate, TileLoad, TileStore
 from aicf.mcir.phases import Phases
 from aicf.mcir.printer import show_node
@@ -33,16 +34,15 @@ Fault = tuple[str, str, tuple[str, ...]]  # where, what, lines of IR
 
 _PAYLOADS: Mapping[str, type] = {
     "load_tile": TileLoad, "compute_score": ScoreProduct, "update_softmax": StateUpdate, "update_state": StateUpdate,
-    "accumulate_output": Accumulation, "store_tile": TileStore,
+    "accumulate_output": Accumulation, "store_tile": TileStore, "contract_tile": ScoreProduct, "accumulate_state": Accumulation,
 }  # fmt: skip
 
+_ATTENTION_WORDS = ("compute_score", "update_softmax", "accumulate_output")
+_GENERAL_WORDS = ("contract_tile", "accumulate_state")
 _LEAST_INPUTS: Mapping[str, int] = {
-    "compute_score": 2,
-    "update_softmax": 1,
-    "update_state": 1,
-    "accumulate_output": 2,
+    "compute_score": 2, "contract_tile": 2, "update_softmax": 1, "update_state": 1, "accumulate_output": 2, "accumulate_state": 2,
     "store_tile": 1,
-}
+}  # fmt: skip
 
 
 def payload_faults(region: Region) -> Iterator[Fault]:
@@ -84,6 +84,11 @@ class _Facts:
 
     def role(self, role: AxisRole) -> list[RegionAxis]:
         return [a for a in self.axes if a.role is role]
+
+    @property
+    def attention(self) -> bool:
+        """Whether the region's parts have the specification's words."""
+        return vocabulary(str(self.region.attrs.get("pattern"))) is ATTENTION
 
     @property
     def row(self) -> str:
@@ -227,6 +232,9 @@ def _check_nodes(f: _Facts) -> Iterator[Fault]:
     for node in f.tile.nodes:
         at, lines = f"{f.path}/{node.name}", tuple(show_node(node, verbose=True))
         kind = _PAYLOADS.get(str(node.op))
+        if str(node.op) in (_GENERAL_WORDS if f.attention else _ATTENTION_WORDS):
+            words = _ATTENTION_WORDS if f.attention else _GENERAL_WORDS
+            yield at, f"{node.op} has another name in a region of pattern {f.region.attrs['pattern']}: {_list(words)}", lines
         if kind is None or not isinstance(node.payload, kind):
             need = "none that a kernel is lowered from" if kind is None else kind.__name__
             have = "none" if node.payload is None else type(node.payload).__name__
@@ -299,8 +307,9 @@ def _check_update(f: _Facts, node: MCNode) -> Iterator[str]:
         return
     if not states:
         yield "it updates no state"
-    if (str(node.op) == "update_softmax") != bool(payload.extrema):
-        yield "update_softmax carries extrema, and update_state carries sums alone"
+    softmax = bool(payload.extrema) and f.attention
+    if (str(node.op) == "update_softmax") != softmax:
+        yield f"the op that carries these states is called {'update_softmax' if softmax else 'update_state'} here"
     read: list[Expr] = []
     for x, value in zip(payload.extrema, node.outputs, strict=False):
         yield from _check_row_state(f, value)

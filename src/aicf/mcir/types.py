@@ -26,7 +26,8 @@ class Residency(str, Enum):
 
 
 class MCNodeOp(str, Enum):
-    """What a node does to tiles. The first five are the whole life of a FlashAttention-like tile."""
+    """What a node does to tiles. The first five are the whole life of a FlashAttention-like tile. In a region that is no
+    attention compute_score is called contract_tile, accumulate_output accumulate_state, and update_softmax update_state."""
 
     LOAD_TILE = "load_tile"
     COMPUTE_SCORE = "compute_score"
@@ -37,6 +38,8 @@ class MCNodeOp(str, Enum):
     UPDATE_STATE = "update_state"
     COMBINE_STATE = "combine_state"
     MAP_TILE = "map_tile"
+    CONTRACT_TILE = "contract_tile"
+    ACCUMULATE_STATE = "accumulate_state"
 
     def __str__(self) -> str:
         return self.value

@@ -194,6 +194,8 @@ _RULES: dict[str, _OpRule] = {
     # Partial states of a split stream meet in global memory.
     MCNodeOp.COMBINE_STATE.value: _OpRule((1, None), (1, None), reads=_ANY, writes=_ANY),
     MCNodeOp.MAP_TILE.value: _OpRule((1, None), (1, None)),
+    MCNodeOp.CONTRACT_TILE.value: _OpRule((2, None), (1, None)),
+    MCNodeOp.ACCUMULATE_STATE.value: _OpRule((2, None), (1, None)),
 }
 
 

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from aicf.mcir.axes import AxisRole, RegionAxis
 from aicf.mcir.builder import MCIRBuilder
 from aicf.mcir.module import MCModule, Refusal
+from aicf.mcir.passes.vocabulary import vocabulary
 from aicf.mcir.regions import ExecutionRegion
 from aicf.mcir.types import mc_dtype
 from aicf.mcir.values import MCValue
@@ -97,7 +98,7 @@ def region_of(seen: Recognised, name: str, sources: Sources) -> ExecutionRegion:
     reduced = ["value_matmul"] if found.values else [r.op for r in found.cascade]
     region.attrs["operations"] = (*operations, *dict.fromkeys(reduced))
     region.attrs["sizes"] = axis_sizes(found)
-    region.attrs["axes"] = region_axes(found)
+    region.attrs["axes"] = region_axes(found, region.attrs["pattern"])
     region.notes["source"] = str(place(found.value) or "hand-built graph")
     if parts:
         region.notes["mask"] = _words(seen, origins, parts)
@@ -129,17 +130,19 @@ def axis_sizes(found: Recognised) -> dict[str, Expr]:
     return {**rows, "M": e[found.stream], **{f"n_{v.name}": e[v] for v in found.batch}}
 
 
-def region_axes(found: Recognised) -> dict[str, RegionAxis]:
+def region_axes(found: Recognised, pattern: str) -> dict[str, RegionAxis]:
     """The axes of a region under the names of their extents."""
     e = found.extents
+    words = vocabulary(pattern)
+    rows = e[found.row] if is_one(e[found.row]) else index("N")
     made = {
-        "sequence_length": RegionAxis("sequence", AxisRole.STREAM, found.stream, index("M")),
-        "query_length": RegionAxis("query", AxisRole.ROW, found.row, e[found.row] if is_one(e[found.row]) else index("N")),
+        words.streamed[1]: RegionAxis(words.streamed[0], AxisRole.STREAM, found.stream, index("M")),
+        words.row[1]: RegionAxis(words.row[0], AxisRole.ROW, found.row, rows),
     }
     for k, v in enumerate(dict.fromkeys(a.over for a in found.scores)):
-        made["head_dim" + suffix(k)] = RegionAxis("head" + suffix(k), AxisRole.CONTRACTED, v, e[v])
+        made[words.contracted[1] + suffix(k)] = RegionAxis(words.contracted[0] + suffix(k), AxisRole.CONTRACTED, v, e[v])
     for k, v in enumerate(found.columns):
-        made["value_dim" + suffix(k)] = RegionAxis("value" + suffix(k), AxisRole.COLUMN, v, e[v])
+        made[words.column[1] + suffix(k)] = RegionAxis(words.column[0] + suffix(k), AxisRole.COLUMN, v, e[v])
     for v in found.batch:
         made[f"batch_{v.name}"] = RegionAxis(f"batch_{v.name}", AxisRole.BATCH, v, index(f"n_{v.name}"))
     return made

@@ -12,16 +12,16 @@ What the proofs say of tiles depends on their lengths, so it is proved here. The
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from aicf.mcir.axes import AxisRole, RegionAxis
 from aicf.mcir.lowered import LoweredRegion, Sum
 from aicf.mcir.nodes import MCNode
-from aicf.mcir.payloads import TileLoad
+from aicf.mcir.payloads import Accumulation, ScoreProduct, TileLoad, TileStore
 from aicf.mcir.phases import Phases, TileSummary
 from aicf.mcir.regions import Region, StreamingRegion, TileRegion
-from aicf.mcir.types import MCNodeOp
 from aicf.mcir.values import MCValue
 from aicf.scalar import Const, Expr, call, load
 from aicf.streaming.tile_proofs import Extent, ExtremumBody, Stream, SumBody, TileProof, prove_tiles
@@ -127,12 +127,13 @@ def apply_schedule(region: Region, policy: TilePolicy, phases: Phases | None, *,
     tile.attrs.update(tile_m=policy.tile_m, tile_n=policy.tile_n, tile_k=max(contracted, default=policy.tile_k))
     # Phases that say no more than where the stream ends are what a region without phases has.
     tile.phases = None if phases is None or phases.trivial else phases
+    roles = {a.variable.name: a.role for a in axes}
     spaces: dict[str, str] = dict(getattr(policy, "residency", ()))
     widened = _on_threads(policy)
     for node in tile.nodes:
         for value in node.outputs:
             value.shape = tuple(lengths[a] for a in value.axes)
-            value.residency = spaces.get(_kind(node, value), value.residency)
+            value.residency = spaces.get(_kind(node, value, roles), value.residency)
             if widened and isinstance(node.payload, TileLoad) and value.dtype in ("fp16", "bf16"):
                 value.dtype = "fp32"  # a processor's products are of fp32: a tile is converted once, when it is loaded
     stream.attrs["order"] = getattr(policy, "order", "q_major")
@@ -146,16 +147,18 @@ def apply_schedule(region: Region, policy: TilePolicy, phases: Phases | None, *,
     return region
 
 
-def _kind(node: MCNode, value: MCValue) -> str:
-    """The name under which a schedule knows a value."""
-    match node.op:
-        case MCNodeOp.LOAD_TILE:
-            return f"{value.name[0]}_tile"
-        case MCNodeOp.COMPUTE_SCORE:
+def _kind(node: MCNode, value: MCValue, roles: Mapping[str, AxisRole]) -> str:
+    """The name under which a schedule knows a value: what it is to its node, and, for operands, which axes it has."""
+    match node.payload:
+        case TileLoad():
+            if AxisRole.ROW in (roles[a] for a in value.axes):
+                return "Q_tile"
+            return "K_tile" if AxisRole.CONTRACTED in (roles[a] for a in value.axes) else "V_tile"
+        case ScoreProduct():
             return "score_frag"
-        case MCNodeOp.ACCUMULATE_OUTPUT:
+        case Accumulation():
             return "output_acc"
-        case MCNodeOp.STORE_TILE:
+        case TileStore():
             return "O_tile"
         case _:
             return "state"

@@ -23,6 +23,7 @@ from aicf.mcir.module import MCModule, Refusal
 from aicf.mcir.nodes import MCNode
 from aicf.mcir.passes.attention_pattern import place, suffix, unfused_bytes
 from aicf.mcir.passes.schedule import SPEC_POLICY, TilePolicy, apply_schedule, prove_phases
+from aicf.mcir.passes.vocabulary import GENERAL, Vocabulary, vocabulary
 from aicf.mcir.payloads import (
     Accumulation,
     RunningExtremum,
@@ -108,14 +109,15 @@ def add_stream(region: Region, program: StreamProgram) -> Region:
     """Adds the stream of `program` to a detected region: all nodes, with the specification's tile lengths (a contraction is
     whole) and nothing proved of tiles yet. Returns the region."""
     meaning = detected_meaning(region)
-    names = _Names(meaning, program, region.attrs["sizes"], attention=str(region.attrs["pattern"]).endswith("attention"))
+    words = vocabulary(str(region.attrs["pattern"]))
+    names = _Names(meaning, program, region.attrs["sizes"], words)
     b = MCIRBuilder()
-    stream = b.streaming_region("attention_stream", stream_axis=region.attrs["axes"]["sequence_length"].name)
+    stream = b.streaming_region(words.stream, stream_axis=words.streamed[0])
     widths = [int(a.width.value) for a in meaning.scores if isinstance(a.width, Const)]
-    tile = b.tile_region("q_tile_loop", SPEC_POLICY.tile_m, SPEC_POLICY.tile_n, max(widths, default=SPEC_POLICY.tile_k))
+    tile = b.tile_region(words.tile, SPEC_POLICY.tile_m, SPEC_POLICY.tile_n, max(widths, default=SPEC_POLICY.tile_k))
     tile.nodes.extend(_Nodes(b, meaning, program, names, region).all())
-    steps = (MCNodeOp.UPDATE_SOFTMAX, MCNodeOp.UPDATE_STATE, MCNodeOp.ACCUMULATE_OUTPUT)
-    stream.attrs["carried"] = tuple(v for n in tile.nodes if n.op in steps for v in n.outputs)
+    updates = (n for n in tile.nodes if isinstance(n.payload, StateUpdate | Accumulation))
+    stream.attrs["carried"] = tuple(v for n in updates for v in n.outputs)
     stream.subregions.append(tile)
     region.subregions.append(stream)
     return region
@@ -218,18 +220,18 @@ class _Names:
     another by chance gets a name of its own.
     """
 
-    def __init__(self, meaning: Recognised, program: StreamProgram, sizes: dict[str, Expr], *, attention: bool) -> None:
-        self.meaning, self.program, self.sizes = meaning, program, sizes
+    def __init__(self, meaning: Recognised, program: StreamProgram, sizes: dict[str, Expr], words: Vocabulary) -> None:
+        self.meaning, self.program, self.sizes, self.words = meaning, program, sizes, words
         self.values: dict[str, str] = {}  # a name of the program -> the value's
         for k, a in enumerate(meaning.scores):
-            self.values[a.name] = "score_frag" + suffix(k)
-        softmax = attention and bool(program.bases)
+            self.values[a.name] = words.scores[0] + suffix(k)
         for k, base in enumerate(program.bases):
-            self.values[base.name] = f"{'softmax' if softmax else 'row'}_{base.op}" + suffix(k)
+            self.values[base.name] = f"{words.extremum}_{base.op}" + suffix(k)
+        sums = words.sums if program.bases else GENERAL.sums
         for k, s in enumerate(x for x in program.sums if not x.payload):
-            self.values[s.name] = ("softmax_sum" if softmax else "row_sum") + suffix(k)
+            self.values[s.name] = sums + suffix(k)
         for k, s in enumerate(x for x in program.sums if x.payload):
-            self.values[s.name] = "output_acc" + suffix(k)
+            self.values[s.name] = words.accumulator[0] + suffix(k)
         self._put: dict[Expr, Expr] = {}
         for a in program.scores:
             self._put[a] = var(self.values[a.name], a.dtype)
@@ -270,7 +272,7 @@ class _Nodes:
     """Builds the nodes of one tile."""
 
     def __init__(self, b: MCIRBuilder, meaning: Recognised, program: StreamProgram, names: _Names, region: Region) -> None:
-        self.b, self.meaning, self.program, self.names = b, meaning, program, names
+        self.b, self.meaning, self.program, self.names, self.words = b, meaning, program, names, names.words
         self.tensors = {v.name: v for v in region.inputs}
         self.lengths = {meaning.row.name: SPEC_POLICY.tile_m, meaning.stream.name: SPEC_POLICY.tile_n}
         self.lengths |= {
@@ -294,27 +296,29 @@ class _Nodes:
     def loads(self, wide: list[Sum]) -> Iterable[MCNode]:
         i, j = self.meaning.row.name, self.meaning.stream.name
         for k, a in enumerate(self.meaning.scores):
-            yield self._load(f"q{suffix(k)}", f"Q{suffix(k)}_tile", a.row, (i, a.over.name))
-            yield self._load(f"k{suffix(k)}", f"K{suffix(k)}_tile", a.key, (j, a.over.name))
-        self.value_tiles: dict[Expr, str] = {}
+            yield self._load(self.words.row_operand, k, a.row, (i, a.over.name))
+            yield self._load(self.words.streamed_operand, k, a.key, (j, a.over.name))
+        self.value_tiles: dict[Expr, MCValue] = {}
         for s in wide:
             assert s.value is not None
             if s.value not in self.value_tiles:
-                end = suffix(len(self.value_tiles))
-                self.value_tiles[s.value] = f"V{end}_tile"
                 (e,) = s.payload
-                yield self._load(f"v{end}", f"V{end}_tile", s.value, (j, e.name))
+                made = self._load(self.words.values, len(self.value_tiles), s.value, (j, e.name))
+                self.value_tiles[s.value] = made.outputs[0]
+                yield made
 
-    def _load(self, short: str, name: str, element: Expr, axes: tuple[str, str]) -> MCNode:
+    def _load(self, words: tuple[str, str], k: int, element: Expr, axes: tuple[str, str]) -> MCNode:
+        """The k-th load of a kind: `words` are its value's name and its node's."""
+        name, node = f"{words[0]}{suffix(k)}_tile", words[1] + suffix(k)
         plain = self.names.put(element)
         while isinstance(plain, Call) and plain.fn == "cast" and is_float(plain.args[0].dtype):
             plain = plain.args[0]
         op = MCNodeOp.LOAD_TILE.value
         if isinstance(plain, Load) and is_float(plain.dtype):
             tile = self._value(name, axes, mc_dtype(plain.dtype), "shared")
-            return self.b.node(f"load_{short}", op, outputs=[tile], payload=TileLoad(index=plain.index), source=plain.tensor)
+            return self.b.node(node, op, outputs=[tile], payload=TileLoad(index=plain.index), source=plain.tensor)
         tile = self._value(name, axes, "fp32", "shared")
-        made = self.b.node(f"load_{short}", op, outputs=[tile], payload=TileLoad(element=self.names.put(element)))
+        made = self.b.node(node, op, outputs=[tile], payload=TileLoad(element=self.names.put(element)))
         source = next((x.tensor for x in walk(element) if isinstance(x, Load)), None)
         if source is not None:
             made.attrs["source"] = source
@@ -330,9 +334,9 @@ class _Nodes:
             end = suffix(k)
             axes = (self.meaning.row.name, self.meaning.stream.name)
             frag = self._value(self.names.values[a.name], axes, "fp32", "register")
-            inputs = [self.values[f"Q{end}_tile"], self.values[f"K{end}_tile"]]
-            product = ScoreProduct(a.over.name)
-            yield self.b.node("score" + end, MCNodeOp.COMPUTE_SCORE.value, inputs, [frag], product)
+            operands = (self.words.row_operand, self.words.streamed_operand)
+            inputs = [self.values[f"{name}{end}_tile"] for name, _ in operands]
+            yield self.b.node(self.words.scores[1] + end, self.words.contract.value, inputs, [frag], ScoreProduct(a.over.name))
 
     def _frags(self, *expressions: Expr) -> list[MCValue]:
         """The score tiles that expressions read, at least the first."""
@@ -343,11 +347,11 @@ class _Nodes:
     def states(self, row_sums: list[Sum]) -> MCNode:
         row = (self.meaning.row.name,)
         outputs = [self._value(self.names.values[x.name], row, "fp32", "register") for x in (*self.program.bases, *row_sums)]
-        softmax = bool(self.program.bases)
-        op = MCNodeOp.UPDATE_SOFTMAX if softmax else MCNodeOp.UPDATE_STATE
+        # A softmax has a running maximum; sums alone are states like any others.
+        op, name = (self.words.update, self.words.states) if self.program.bases else (GENERAL.update, GENERAL.states)
         update = StateUpdate(tuple(map(self._extremum, self.program.bases)), tuple(map(self._sum, row_sums)))
         bodies = [*(b.body for b in update.extrema), *(s.weight for s in update.sums)]
-        return self.b.node("softmax" if softmax else "state", op.value, self._frags(*bodies), outputs, update)
+        return self.b.node(name, op.value, self._frags(*bodies), outputs, update)
 
     def _extremum(self, base: Base) -> RunningExtremum:
         put = self.names.put
@@ -364,8 +368,8 @@ class _Nodes:
         assert s.value is not None
         acc = self._value(self.names.values[s.name], (self.meaning.row.name, s.payload[0].name), "fp32", "register")
         made = Accumulation(self._sum(s))
-        inputs = [*self._frags(made.sum.weight), self.values[self.value_tiles[s.value]]]
-        return self.b.node("accumulate" + suffix(k), MCNodeOp.ACCUMULATE_OUTPUT.value, inputs, [acc], made)
+        inputs = [*self._frags(made.sum.weight), self.value_tiles[s.value]]
+        return self.b.node(self.words.accumulator[1] + suffix(k), self.words.accumulate.value, inputs, [acc], made)
 
     def store(self, k: int, e: RegionOutput) -> MCNode:
         """Reads the states that its program needs; the first of them that has the output's axes stands among the inputs."""
@@ -379,10 +383,10 @@ class _Nodes:
         states = states or [self.values[self.names.values[x.name]] for x in (*self.program.sums, *self.program.bases)][:1]
         states.sort(key=lambda v: -len(v.axes))
         inputs = [v for v in states if v.axes == axes][:1] or states[:1]
-        tile = self._value("O_tile" if k == 0 else f"O{k + 1}_tile", axes, mc_dtype(e.node.type.dtype), "global")
+        name, node = self.words.outputs
+        tile = self._value(f"{name}{suffix(k)}_tile", axes, mc_dtype(e.node.type.dtype), "global")
         payload = TileStore(tuple(map(self.names.put, e.at)), self.names.put(expr))
-        name = "store_o" + suffix(k)
-        return self.b.node(name, MCNodeOp.STORE_TILE.value, inputs, [tile], payload, target=e.node.name)
+        return self.b.node(node + suffix(k), MCNodeOp.STORE_TILE.value, inputs, [tile], payload, target=e.node.name)
 
 
 __all__ = [
