@@ -14,9 +14,11 @@ from tests.mcir.modules import CASES
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _NUMBER = re.compile(r"\b\d+(?:\.\d+)?\b")
-# Names of regions, nodes, extents, stored tiles and references say nothing: any other name would do. What is a default may be left out.
+# Names of regions, nodes, extents, stored tiles and references say nothing: any other name would do. What is a default may be
+# left out.
 _NAMES = re.compile(
-    r"^\s*(?:\w+Region\((\w+)\)|Node\((\w+),|(\w+): (?:stream|row|contracted|column|batch) |outputs: (\w+)\[[\d,]*\]:\w+@global$|(?:reference|old): (\w+)$)"
+    r"^\s*(?:\w+Region\((\w+)\)|Node\((\w+),|(\w+): (?:stream|row|contracted|column|batch) "
+    r"|outputs: (\w+)\[[\d,]*\]:\w+@global$|(?:reference|old): (\w+)$)"
 )
 _DEFAULTS = re.compile(r"^\s*(?:carried: |attrs: pattern=scaled_dot_product_attention, has_mask=False$)")
 
@@ -59,7 +61,7 @@ def changes(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _more(number: str) -> str:
-    return str(float(number) * 2) if "." in number else str(int(number) + 1)
+    return str(float(number) * 2 or 1.5) if "." in number else str(int(number) + 1)
 
 
 @pytest.mark.parametrize("name", ["by hand", *CASES])

@@ -234,7 +234,7 @@ def _check_nodes(f: _Facts) -> Iterator[Fault]:
         kind = _PAYLOADS.get(str(node.op))
         if str(node.op) in (_GENERAL_WORDS if f.attention else _ATTENTION_WORDS):
             words = _ATTENTION_WORDS if f.attention else _GENERAL_WORDS
-            yield at, f"{node.op} has another name in a region of pattern {f.region.attrs['pattern']}: {_list(words)}", lines
+            yield at, f"{node.op} has another name in a region of pattern {f.region.attrs.get('pattern')}: {_list(words)}", lines
         if kind is None or not isinstance(node.payload, kind):
             need = "none that a kernel is lowered from" if kind is None else kind.__name__
             have = "none" if node.payload is None else type(node.payload).__name__
