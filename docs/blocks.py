@@ -39,7 +39,7 @@ for language, code, line in json.load(open(exchange)):
             exec(compile("\n" * (line - 1) + code, page, "exec"), names)
         printed.append(out.getvalue())
     else:
-        shell = 'python() { "%s" "$@"; }; aicf() { python -m aicf "$@"; }; set -e\n' % sys.executable + code
+        shell = 'python() { "%s" "$@"; }; aicf() { python -m aicf "$@"; }; set -e -o pipefail\n' % sys.executable + code
         done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"{page}:{line}: {done.stderr}")
