@@ -39,6 +39,7 @@ from aicf.kernel.ir import (
     statements,
     written,
 )
+from aicf.kernel.summaries import summary_values
 from aicf.kernel.trace import Trace
 from aicf.scalar import (
     BYTES,
@@ -506,21 +507,12 @@ class _Machine:
         return self.gather(e.tensor, e.index, where)[0]
 
     def summarise(self, s: Summary) -> None:
-        """Fill a summary's parameter: all outer positions at once, then a reduction per tile."""
-        axes = [self.kernel.axis(a) for a in s.axes]
-        walked = [(v.var.name, np.arange(0, integer(v.extent, self.env), v.step)) for v in s.outer]
-        walked += [(a.name, np.arange(integer(a.extent, self.env))) for a in axes]
-        env = dict(self.env)
-        for d, (name, positions) in enumerate(walked):
-            env[name] = np.expand_dims(positions, tuple(k for k in range(len(walked)) if k != d))
-        shape = [len(positions) for _, positions in walked]
-        found = np.broadcast_to(evaluate(s.value, env, self.tensors, double=self.double, read=self.element), shape)
+        """Fill a summary's parameter."""
         param = self.tensors[s.param]
         dtype = self.kernel.tensor(s.param).dtype
-        if found.size:
-            for d, axis in enumerate(axes, len(s.outer)):
-                found = _REDUCE[s.op].reduceat(found, np.arange(0, shape[d], axis.tile), axis=d)
-            param[...] = round_to(found, _stored(dtype, self.double))
+        values = summary_values(self.kernel, s, self.env, self.tensors, double=self.double, read=self.element)
+        if values.size:
+            param[...] = round_to(values, _stored(dtype, self.double))
         self.trace.written[s.param] += param.size * BYTES[dtype]
 
 

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aicf.backends.manifest import Backend, DeviceKernel, Frame, HostKernel, Launcher
-from aicf.kernel import Kernel, OutOfRange, Parallel, Phase, Stream, Summary, statements
+from aicf.kernel import Kernel, OutOfRange, Parallel, Phase, Stream, statements
 from aicf.kernel.lowering import Binding
 from aicf.kernel.placement import with_units
+from aicf.kernel.summaries import summary_values
 from aicf.runtime.forks import ForkLock
 from aicf.runtime.indices import needed
 from aicf.scalar import BYTES, evaluate, integer, numpy_dtype, variables
@@ -202,7 +203,7 @@ def tile_counts(kernel: Kernel, sizes: Mapping[str, int], tensors: Mapping[str, 
     walked = [stream, *(s for p in stream.phases[:1] for s in (_inside(p),) if s is not None)]
     arrays = dict(tensors)
     for s in kernel.summaries:
-        arrays[s.param] = _summary(kernel, s, sizes, arrays)
+        arrays[s.param] = summary_values(kernel, s, {k: np.int64(v) for k, v in sizes.items()}, arrays)
     loops = {v.var.name: np.arange(0, integer(v.extent, sizes), v.step) for v in item.loops}
     for axis in (kernel.axis(s.axis) for s in walked):
         loops[axis.name + "0"] = np.arange(0, integer(axis.extent, sizes), axis.tile)
@@ -240,15 +241,3 @@ def tile_counts(kernel: Kernel, sizes: Mapping[str, int], tensors: Mapping[str, 
 def _inside(phase: Phase) -> Stream | None:
     """The stream in a phase of another one."""
     return next((s for s in statements(phase.body) if isinstance(s, Stream)), None)
-
-
-def _summary(kernel: Kernel, s: Summary, sizes: Mapping[str, int], arrays: Mapping[str, Any]) -> Any:
-    axes = [kernel.axis(a) for a in s.axes]
-    extents = [*(integer(v.extent, sizes) for v in s.outer), *(integer(a.extent, sizes) for a in axes)]
-    grid = np.meshgrid(*(np.arange(n) for n in extents), indexing="ij", sparse=True)
-    names = [*(v.var.name for v in s.outer), *s.axes]
-    env: dict[str, Any] = {**{k: np.int64(v) for k, v in sizes.items()}, **dict(zip(names, grid, strict=True))}
-    found: Any = np.broadcast_to(evaluate(s.value, env, arrays), extents)
-    for d, axis in enumerate(axes, len(s.outer)):
-        found = (np.minimum if s.op == "min" else np.maximum).reduceat(found, np.arange(0, extents[d], axis.tile), axis=d)
-    return found
