@@ -22,10 +22,10 @@ from aicf.frontends.torch.capture.flex_mods import BATCHED
 from aicf.frontends.torch.fx.symbols import Unreadable
 from aicf.scalar import is_half
 from aicf.semantic import Node
+from aicf.semantic.sdpa import safe_softmax
 
 from .context import Context
 from .ops_contract import repeat_heads
-from .ops_reduce import safe_softmax
 
 Inline = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
 WHOLE: int = library._LARGE_SPARSE_BLOCK_SIZE
@@ -64,7 +64,7 @@ def flex_attention(c: Context, node: torch.fx.Node, arguments: Sequence[Any], in
         if not isinstance(keep, Node) or keep.type.dtype != "bool":
             raise Unreadable("flex_attention whose mask_mod gives no truth values")
         kept = b.op("where", keep, kept, c.number(-math.inf, "f32"))
-    values = b.cast(b.op("matmul", safe_softmax(c, kept, 3), v), dtype)
+    values = b.cast(b.op("matmul", safe_softmax(c.b, kept, 3), v), dtype)
     in_base_2 = c.number(math.log(2), "f32")
     total = b.op("div", b.op("logsumexp", kept, axis=3, keepdims=False), in_base_2)
     top = b.op("div", b.reduce("max", kept, (3,)), in_base_2)

@@ -6,18 +6,16 @@ scaled_dot_product_attention(q, k, v, mask)  ->  safe_softmax(where(mask, q k^T 
 
 from __future__ import annotations
 
-import math
 from string import ascii_letters
 from typing import Any
 
 from aicf.frontends.torch.fx.symbols import Unreadable
-from aicf.scalar import Const, DType, Expr, call, cast, integer_const, is_half
-from aicf.semantic import Node
+from aicf.scalar import integer_const, is_half
+from aicf.semantic import Node, sdpa
 from aicf.semantic.einsum import parse_einsum
 
 from .context import DROPOUT, Args, Context, Handler
-from .ops_reduce import safe_softmax, softmax
-from .ops_views import interleaved
+from .ops_reduce import wide_of
 
 ONE = integer_const(1)
 
@@ -26,18 +24,7 @@ def matmul(c: Context, x: Node, y: Node) -> Node:
     """torch.matmul of any ranks >= 1."""
     if x.type.rank == 0 or y.type.rank == 0:
         raise Unreadable("matmul of a tensor of rank 0")
-    rows, columns = x.type.rank == 1, y.type.rank == 1
-    if rows:
-        x = c.b.reshape(x, (ONE, *x.type.shape))
-    if columns:
-        y = c.b.reshape(y, (*y.type.shape, ONE))
-    result = c.b.op("matmul", x, y)
-    shape = list(result.type.shape)
-    if columns:
-        shape.pop()
-    if rows:
-        del shape[len(shape) - (1 if columns else 2)]
-    return c.b.reshape(result, shape)
+    return sdpa.matmul(c.b, x, y)
 
 
 def _product(first: str, second: str) -> Handler:
@@ -141,55 +128,21 @@ def _flash_attention(c: Context, a: Args) -> list[Node | None]:
 
 
 def attention(c: Context, q: Node, k: Node, v: Node, mask: Node | None, causal: bool, scale: Any, grouped: bool) -> Node:
-    """PyTorch's scaled_dot_product_attention: `causal` counts from the top left, rows without keys give zeros, scores are f32
-    for halves, the scale is 1/sqrt(width) unless given."""
-    b, dtype = c.b, q.type.dtype
+    """PyTorch's scaled_dot_product_attention: f32 scores for halves. With a mask PyTorch adds -inf, where it matters."""
+    dtype = q.type.dtype
     if grouped and q.type.rank >= 3:
         k, v = (repeat_heads(c, x, q) for x in (k, v))
-    if is_half(dtype):
-        q, k, v = (b.cast(x, "f32") for x in (q, k, v))
-    compute = q.type.dtype
-    order = [*range(k.type.rank - 2), k.type.rank - 1, k.type.rank - 2]
-    scores = b.op("matmul", q, b.permute(k, order))
-    factor = _root(c, q.type.shape[-1], compute) if scale is None else c.number(scale, compute)
-    scores = b.op("mul", scores, factor)
-    low = c.number(-math.inf, compute)
-
-    def masked(keep: Node) -> Node:
-        # PyTorch adds a mask of -inf: a NaN score stays one. Where all scores are finite a selection is the same.
-        if c.strict:
-            return b.op("add", scores, b.op("where", keep, c.number(0.0, compute), low))
-        return b.op("where", keep, scores, low)
-
-    if causal:
-        n, m = scores.type.shape[-2:]
-        scores = masked(b.op("le", c.positions(m, 1, 2), c.positions(n, 0, 2)))
-    if mask is not None:
-        if mask.type.dtype == "bool":
-            scores = masked(mask)
-        else:
-            scores = b.op("add", scores, b.cast(mask, compute))
-    axis = scores.type.rank - 1
-    weights = softmax(c, scores, axis) if mask is None else safe_softmax(c, scores, axis)
-    return b.cast(b.op("matmul", weights, v), dtype)
-
-
-def _root(c: Context, width: Expr, dtype: DType) -> Node:
-    """1 / sqrt(width)."""
-    if isinstance(width, Const):
-        return c.number(1 / math.sqrt(float(width.value)) if width.value else math.inf, dtype)
-    return c.b.scalar(cast(call("rsqrt", cast(width, "f64")), dtype))
+    q, k, v = (wide_of(c, x) for x in (q, k, v))
+    factor = None if scale is None else c.number(scale, q.type.dtype)
+    return c.b.cast(sdpa.sdpa(c.b, q, k, v, mask=mask, causal=causal, scale=factor, add_masks=c.strict), dtype)
 
 
 def repeat_heads(c: Context, x: Node, q: Node) -> Node:
-    """`x` with each head as often, side by side, as `q` has heads for it."""
-    heads, own = q.type.shape[-3], x.type.shape[-3]
-    if heads is own:
-        return x
-    groups = call("floordiv", heads, own)
-    if call("mul", groups, own) is not heads:
-        raise Unreadable("grouped heads whose number is not known to divide the number of query heads")
-    return interleaved(c, x, x.type.rank - 3, groups)
+    """`x` with each head repeated for the query heads of its group. Raises Unreadable."""
+    try:
+        return sdpa.repeat_heads(c.b, x, q)
+    except ValueError as e:
+        raise Unreadable(str(e)) from None
 
 
 OPS: dict[str, Handler] = {

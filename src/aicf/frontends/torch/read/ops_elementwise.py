@@ -13,7 +13,7 @@ import torch
 
 from aicf.frontends.torch.fx.symbols import DTYPE_OF, Unreadable
 from aicf.scalar import DType, is_float, is_int
-from aicf.semantic import Node
+from aicf.semantic import GraphBuilder, Node, activations
 
 from .context import DROPOUT, MAX_FLOAT, Args, Context, Handler, Number, is_integral
 
@@ -155,6 +155,11 @@ def _formula(f: Maths) -> Handler:
     return lambda c, a: c.wide(lambda x: f(c, x), a.self)
 
 
+def _shared(f: Callable[[GraphBuilder, Node], Node]) -> Handler:
+    """A formula that frontends share."""
+    return lambda c, a: c.wide(lambda x: f(c.b, x), a.self)
+
+
 def _const(c: Context, like: Node, value: float) -> Node:
     return c.number(value, like.type.dtype)
 
@@ -164,7 +169,7 @@ def _times(c: Context, x: Node, value: float) -> Node:
 
 
 def _clip(c: Context, x: Node, low: float, high: float) -> Node:
-    return c.b.op("min", c.b.op("max", x, _const(c, x, low)), _const(c, x, high))
+    return activations.clip(c.b, x, _const(c, x, low), _const(c, x, high))
 
 
 def _reciprocal(c: Context, a: Args) -> Node:
@@ -181,71 +186,32 @@ def _rsub(c: Context, a: Args) -> Node:
 
 
 def _gelu(c: Context, a: Args) -> Node:
-    b = c.b
-
-    def exact(x: Node) -> Node:
-        half = _times(c, x, 0.5)
-        return b.op("mul", half, b.op("add", _const(c, x, 1), b.op("erf", _times(c, x, math.sqrt(0.5)))))
-
-    def approximate(x: Node) -> Node:
-        cube = b.op("mul", b.op("mul", x, x), x)
-        inner = _times(c, b.op("add", x, _times(c, cube, 0.044715)), math.sqrt(2 / math.pi))
-        return b.op("mul", _times(c, x, 0.5), b.op("add", _const(c, x, 1), b.op("tanh", inner)))
-
-    return c.wide(approximate if a.get("approximate", "none") == "tanh" else exact, a.self)
+    approximate = a.get("approximate", "none") == "tanh"
+    return c.wide(lambda x: activations.gelu(c.b, x, approximate=approximate), a.self)
 
 
 def _softplus(c: Context, a: Args) -> Node:
     beta, threshold = a.get("beta", 1), a.get("threshold", 20)
 
     def f(x: Node) -> Node:
-        scaled = x if beta == 1 else _times(c, x, beta)
-        soft = c.b.op("softplus", scaled)
-        soft = soft if beta == 1 else c.b.op("div", soft, _const(c, x, beta))
-        return c.b.op("where", c.b.op("gt", scaled, _const(c, x, threshold)), x, soft)
+        return activations.softplus(c.b, x, 1.0 if beta == 1 else _const(c, x, beta), _const(c, x, threshold))
 
     return c.wide(f, a.self)
 
 
 def _leaky_relu(c: Context, a: Args) -> Node:
-    def f(x: Node) -> Node:
-        return c.b.op("where", c.b.op("gt", x, _const(c, x, 0)), x, _times(c, x, a.get("negative_slope", 0.01)))
-
-    return c.wide(f, a.self)
+    slope = a.get("negative_slope", 0.01)
+    return c.wide(lambda x: activations.leaky_relu(c.b, x, _const(c, x, slope)), a.self)
 
 
 def _elu(c: Context, a: Args) -> Node:
-    alpha, scale, inner = a.get("alpha", 1), a.get("scale", 1), a.get("input_scale", 1)
-
-    def f(x: Node) -> Node:
-        below = _times(c, c.b.op("expm1", _times(c, x, inner)), alpha)
-        return _times(c, c.b.op("where", c.b.op("gt", x, _const(c, x, 0)), x, below), scale)
-
-    return c.wide(f, a.self)
-
-
-def _selu(c: Context, x: Node) -> Node:
-    """scale * (x if x > 0 else alpha * (exp(x) - 1)), with the constants of Klambauer et al. 2017."""
-    below = _times(c, c.b.op("expm1", x), 1.6732632423543772848170429916717)
-    return _times(c, c.b.op("where", c.b.op("gt", x, _const(c, x, 0)), x, below), 1.0507009873554804934193349852946)
+    given = (a.get("alpha", 1), a.get("scale", 1), a.get("input_scale", 1))
+    return c.wide(lambda x: activations.elu(c.b, x, *(_const(c, x, value) for value in given)), a.self)
 
 
 def _celu(c: Context, a: Args) -> Node:
     alpha = a.get("alpha", 1.0)
-
-    def f(x: Node) -> Node:
-        below = _times(c, c.b.op("expm1", _times(c, x, 1 / alpha)), alpha)
-        return c.b.op("where", c.b.op("gt", x, _const(c, x, 0)), x, below)
-
-    return c.wide(f, a.self)
-
-
-def _sigmoid_times(c: Context, x: Node) -> Node:
-    return c.b.op("mul", x, c.b.op("sigmoid", x))
-
-
-def _hard_sigmoid(c: Context, x: Node) -> Node:
-    return c.b.op("div", _clip(c, c.b.op("add", x, _const(c, x, 3)), 0, 6), _const(c, x, 6))
+    return c.wide(lambda x: activations.elu(c.b, x, _const(c, x, alpha), 1.0, _const(c, x, 1 / alpha)), a.self)
 
 
 def _relu(c: Context, a: Args) -> Node:
@@ -359,14 +325,6 @@ def _frac(c: Context, x: Node) -> Node:
     return c.b.op("sub", x, c.b.op("trunc", x))
 
 
-def _log_sigmoid(c: Context, x: Node) -> Node:
-    return c.b.op("neg", c.b.op("softplus", c.b.op("neg", x)))
-
-
-def _mish(c: Context, x: Node) -> Node:
-    return c.b.op("mul", x, c.b.op("tanh", c.b.op("softplus", x)))
-
-
 def _threshold(c: Context, a: Args) -> Node:
     x = a.self
     return c.b.op("where", c.b.op("le", x, c.number(a.threshold, x.type.dtype)), c.number(a.value, x.type.dtype), x)
@@ -462,10 +420,10 @@ OPS: dict[str, Handler] = {
     "isnan": _test("isnan"), "isinf": _test("isinf"), "isfinite": _isfinite, "isposinf": _is_infinity(math.inf),
     "isneginf": _is_infinity(-math.inf), "nan_to_num": _nan_to_num,
     "relu": _relu, "relu6": lambda c, a: _clip(c, a.self, 0, 6), "hardtanh": _hardtanh, "gelu": _gelu,
-    "silu": _formula(_sigmoid_times), "mish": _formula(_mish), "softplus": _softplus, "leaky_relu": _leaky_relu,
-    "elu": _elu, "hardsigmoid": _formula(_hard_sigmoid),
-    "hardswish": _formula(lambda c, x: c.b.op("mul", x, _hard_sigmoid(c, x))), "log_sigmoid": _formula(_log_sigmoid),
-    "threshold": _threshold, "selu": _formula(_selu), "celu": _celu,
+    "silu": _shared(activations.silu), "mish": _shared(activations.mish), "softplus": _softplus, "leaky_relu": _leaky_relu,
+    "elu": _elu, "hardsigmoid": _shared(activations.hard_sigmoid),
+    "hardswish": _shared(activations.hard_swish), "log_sigmoid": _shared(activations.log_sigmoid),
+    "threshold": _threshold, "selu": _shared(activations.selu), "celu": _celu,
     "clamp": _clamp, "clip": _clamp, "clamp_min": _clamp, "clamp_max": _clamp,
     "where": _where, "masked_fill": _masked_fill, "addcmul": _addc("mul"), "addcdiv": _addc("div"), "lerp": _lerp,
     "_to_copy": _promoted, "to": _promoted, "type_as": _type_as, "clone": _same, "contiguous": _same, "detach": _same,

@@ -8,6 +8,7 @@ from typing import Any
 from aicf.frontends.torch.fx.symbols import DTYPE_OF, Unreadable
 from aicf.scalar import DType, Expr, call, cast, integer_const, is_float, is_half
 from aicf.semantic import Node
+from aicf.semantic.sdpa import safe_softmax
 
 from .context import Args, Context, Handler
 
@@ -139,10 +140,6 @@ def _norm(c: Context, a: Args) -> Node:
 # ------------------------------------------------------------------------------------------------ softmax and its kin
 
 
-def softmax(c: Context, x: Node, axis: int) -> Node:
-    return c.b.op("softmax", x, axis=axis)
-
-
 def _softmax(op: str) -> Handler:
     def read(c: Context, a: Args) -> Node:
         x = c.b.cast(_input(c, a), c.out.dtype)
@@ -153,16 +150,9 @@ def _softmax(op: str) -> Handler:
     return read
 
 
-def safe_softmax(c: Context, x: Node, axis: int) -> Node:
-    """Softmax in which a row of -inf alone gives zeros."""
-    top = c.b.reduce("max", x, (axis,), keepdims=True)
-    dtype = x.type.dtype
-    return c.b.op("where", c.b.op("eq", top, c.number(-math.inf, dtype)), c.number(0, dtype), softmax(c, x, axis))
-
-
 def _safe_softmax(c: Context, a: Args) -> Node:
     x = c.b.cast(_input(c, a), c.out.dtype)
-    return safe_softmax(c, x, c.axis(a.dim, x.type.rank))
+    return safe_softmax(c.b, x, c.axis(a.dim, x.type.rank))
 
 
 def _logsumexp(c: Context, a: Args) -> Node:

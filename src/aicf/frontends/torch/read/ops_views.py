@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from aicf.frontends.torch.fx.symbols import Unreadable
 from aicf.scalar import Const, Expr, call, integer_const, size
 from aicf.semantic import Node
+from aicf.semantic.sdpa import repeat_slices
 
 from .context import Args, Context, Handler
 
@@ -217,16 +218,7 @@ def _repeat_interleave(c: Context, a: Args) -> Node:
     if a.get("dim") is None:
         x = c.b.reshape(x, (_count(x),))
     axis = c.axis(a.get("dim", 0), x.type.rank)
-    return interleaved(c, x, axis, size(a.repeats))
-
-
-def interleaved(c: Context, x: Node, axis: int, repeats: Expr) -> Node:
-    """Each slice along `axis` `repeats` times in a row."""
-    shape = x.type.shape
-    apart = (*shape[: axis + 1], integer_const(1), *shape[axis + 1 :])
-    spread = (*shape[: axis + 1], repeats, *shape[axis + 1 :])
-    merged = (*shape[:axis], call("mul", shape[axis], repeats), *shape[axis + 1 :])
-    return c.b.reshape(c.b.expand(c.b.reshape(x, apart), spread), merged)
+    return repeat_slices(c.b, x, axis, size(a.repeats))
 
 
 def _count(x: Node) -> Expr:
