@@ -140,7 +140,7 @@ def test_without_a_place_for_its_files_the_rest_runs_eagerly(streams_too: bool, 
     monkeypatch.setattr("aicf.frontends.torch.run.inductor.compile_fx", refused)
     args = made(*SQUARE)
     reports: list[GraphReport] = []
-    with pytest.warns(UserWarning, match="no place for its files .PermissionError"):
+    with pytest.warns(UserWarning, match="no folder for its files .PermissionError"):
         got: Any = torch.compile(fn, backend="aicf", options={"fuse": "always", "report": reports.append})(*args)
     torch.testing.assert_close(got, fn(*args), rtol=1e-5, atol=1e-5)
     assert reports[0].rest == "eager" and ("streamed" in [r.status for r in reports[0].regions]) == streams_too

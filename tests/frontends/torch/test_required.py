@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import aicf
-from aicf.frontends.torch.capture.torch_state import undisturbed
+from aicf.frontends.torch.capture.torch_state import preserved_torch_state
 from aicf.frontends.torch.diagnostics import notices
 
 
@@ -96,7 +96,7 @@ def test_a_recompilation_limit_does_not_pass(qkv: tuple[Tensor, ...]) -> None:
     fast = required(attention)
     with torch._dynamo.config.patch(recompile_limit=1, automatic_dynamic_shapes=False):
         fast(*qkv)
-        with pytest.raises(aicf.NotStreamed, match="gave the function up"):
+        with pytest.raises(aicf.NotStreamed, match="skipped the function"):
             fast(*(x[:1] for x in qkv))
 
 
@@ -228,7 +228,7 @@ def test_a_gradient_of_torch_func_is_left_with_one_line(qkv: tuple[Tensor, ...],
     (problem,) = [g.problem for g in report.graphs]
     assert "a gradient is taken inside of it" in problem and "\n" not in problem
     got: Any = torch.compile(gradient, backend="aicf", options={"rest": "eager"})
-    notices.forget()
+    notices.reset()
     torch.testing.assert_close(got(*qkv), gradient(*qkv))
     (line,) = [r.getMessage() for r in caplog.records if r.name == "aicf" and r.levelno >= logging.WARNING]
     assert "a graph is left to PyTorch" in line and "a gradient is taken inside of it" in line and "\n" not in line
@@ -239,7 +239,7 @@ def test_a_gradient_of_torch_func_is_left_with_one_line(qkv: tuple[Tensor, ...],
 
 def test_a_trace_that_fails_leaves_nothing_behind() -> None:
     before = (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
-    with pytest.raises(ZeroDivisionError), undisturbed():
+    with pytest.raises(ZeroDivisionError), preserved_torch_state():
         torch.autocast("cpu", dtype=torch.float16).__enter__()
         torch._C._set_grad_enabled(not before[0])
         raise ZeroDivisionError

@@ -9,8 +9,8 @@ import torch
 
 from aicf.errors import NotStreamed
 from aicf.frontends.torch.capture.graph_breaks import Breaks
-from aicf.frontends.torch.diagnostics.call_errors import call_error, errors_unlogged, parameters, plainly
-from aicf.frontends.torch.diagnostics.required import missed, watched
+from aicf.frontends.torch.diagnostics.call_errors import call_error, errors_unlogged, parameters, with_users_line
+from aicf.frontends.torch.diagnostics.required import explain_missing, watch_calls
 from aicf.report import GraphReport, Report
 from aicf.schedule.target import Target
 
@@ -62,7 +62,7 @@ def compile(
     def made(it: Any) -> Any:
         _callable(it, "aicf.compile")
         compiled = torch.compile(it, backend="aicf", options=options, dynamic=dynamic, fullgraph=fullgraph)
-        return compiled if require is None else watched(compiled)
+        return compiled if require is None else watch_calls(compiled)
 
     return made if fn_or_module is None else made(fn_or_module)
 
@@ -94,7 +94,7 @@ def explain(fn_or_module: Any, *args: Any, options: Mapping[str, Any] | None = N
         error = call_error(fn_or_module, args, kwargs)
         if error is None:
             raise
-        raise plainly(error, fn_or_module) from None
+        raise with_users_line(error, fn_or_module) from None
 
 
 def explained(fn_or_module: Any, options: Mapping[str, Any], /, *args: Any, **kwargs: Any) -> Report:
@@ -115,7 +115,7 @@ def explained(fn_or_module: Any, options: Mapping[str, Any], /, *args: Any, **kw
     finally:
         torch._dynamo.reset()
     if options.get("require") == "streamed" and not report.attentions:
-        raise NotStreamed([], missed(report.graphs, report.breaks))
+        raise NotStreamed([], explain_missing(report.graphs, report.breaks))
     return report
 
 

@@ -1,10 +1,10 @@
 """The backend of `torch.compile(model, backend="aicf")`.
 
-    Dynamo's graph --retrace--> ATen graph --read--> Semantic graph --driver--> regions
-    regions that stream become one call each (rewrite); the rest goes to Inductor, or runs eagerly
+    Dynamo's graph --capture--> ATen graph --read--> Semantic graph --driver--> regions
+    each streamed region becomes one call (rewrite); Inductor compiles the rest, or it runs eagerly
 
-What streams nowhere is left exactly as it came. Whatever goes wrong on the way, the graph runs as PyTorch alone would run it,
-and the reason is kept.
+A graph in which nothing streams is left unchanged. After any internal error the graph runs as PyTorch alone would run it, and the
+report has the reason.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from aicf.errors import NotStreamed
-from aicf.frontends.torch.capture.dynamo_errors import as_it_is
-from aicf.frontends.torch.capture.fake_inputs import on_fakes
-from aicf.frontends.torch.capture.graph_breaks import is_cut
-from aicf.frontends.torch.capture.tensor_subclasses import on_own_tensors, subclasses
+from aicf.frontends.torch.capture.dynamo_errors import passing_through_dynamo
+from aicf.frontends.torch.capture.fake_inputs import has_fake_inputs
+from aicf.frontends.torch.capture.graph_breaks import is_next_to_break
+from aicf.frontends.torch.capture.tensor_subclasses import compile_inner_graph, subclasses
 from aicf.frontends.torch.diagnostics.failures import error_line, refuse_all
-from aicf.frontends.torch.diagnostics.required import ran
+from aicf.frontends.torch.diagnostics.required import record_run
 from aicf.frontends.torch.options import BackendOptions, backend_options
 from aicf.frontends.torch.pipeline import streamed_module
 from aicf.frontends.torch.rewrite.gradients import Gradients
@@ -31,22 +31,14 @@ from aicf.frontends.torch.run.rest import compile_rest
 from aicf.frontends.torch.run.tile_counts import explained_call
 from aicf.report import GraphReport
 
-from .capture import dynamo_patches as hints
+from .capture import dynamo_patches
 from .diagnostics import notices
 
-hints.install()
-notices.set_up()
+dynamo_patches.install()
+notices.configure()
 
-Rest = Literal["auto", "inductor", "eager", "explain"]
-EAGER_BYTES = 1 << 30  # scores that an explanation's call may write
 Module = torch.fx.GraphModule
-OPTIONS = frozenset({"fuse", "require", "target", "schedule", "threads", "strict", "rest"})
-MAX_WIDTHS = 3  # how often sizes are fixed: a refusal names one at a time
-MAX_CUTS = 4  # how often regions are cut anew when one cannot be called where it was cut
 log = logging.getLogger("aicf")
-
-GRADIENT = "a gradient is asked of it, and gradients are not derived yet: call it under torch.no_grad() or torch.inference_mode()"
-DIFFERENTIATED = "a gradient is taken inside of it (torch.func), and gradients are not derived yet"
 
 
 def aicf_backend(
@@ -58,11 +50,11 @@ def aicf_backend(
             raise ValueError(f"mode={mode!r}: the aicf backend has no modes; use options={{...}}")
         chosen = backend_options(options)
     except ValueError as e:
-        raise as_it_is(e, inspect.currentframe()) from None
+        raise passing_through_dynamo(e, inspect.currentframe()) from None
     began = time.perf_counter()
-    apart: Callable[..., Any] | None = None
+    inner: Callable[..., Any] | None = None
     if subclasses(gm):
-        report, apart = _taken_apart(gm, example_inputs, chosen)
+        report, inner = _compile_subclasses(gm, example_inputs, chosen)
         rewritten = None
     else:
         report, rewritten = streamed_module(gm, example_inputs, chosen)
@@ -70,9 +62,9 @@ def aicf_backend(
     if chosen.report is not None:
         chosen.report(report)
     _require(chosen, report)
-    if apart is not None:
-        made = apart
-    elif on_fakes(gm):  # memory or shapes are asked for; compiled code would read memory that is not there
+    if inner is not None:
+        made = inner
+    elif has_fake_inputs(gm):  # fake tensors have no memory that a kernel could read
         report.rest = "eager"
         made = gm.forward
     elif chosen.rest == "explain":
@@ -80,40 +72,42 @@ def aicf_backend(
     else:
         made = compile_rest(gm, rewritten, example_inputs, chosen, report)
     _require(chosen, report)
-    if notices.is_wanted(chosen.require, chosen.report, chosen.rest):
-        notices.note(gm, report)
-    return made if chosen.require is None else _telling(made, report, is_cut(gm))
+    if notices.are_wanted(chosen.require, chosen.report, chosen.rest):
+        notices.warn_about(gm, report)
+    return made if chosen.require is None else _recording_runs(made, report, is_next_to_break(gm))
 
 
-def _taken_apart(gm: Module, inputs: Sequence[Any], options: BackendOptions) -> tuple[GraphReport, Callable[..., Any] | None]:
-    """What streams in the graph over the tensors that those of `gm` are made of, and that graph compiled (None when nothing
-    streams). Never raises."""
-    found = [GraphReport()]
+def _compile_subclasses(
+    gm: Module, inputs: Sequence[Any], options: BackendOptions
+) -> tuple[GraphReport, Callable[..., Any] | None]:
+    """For a graph over tensor subclasses: the report on the graph over their inner tensors, and that graph compiled. None when
+    nothing streams. Never raises."""
+    reports = [GraphReport()]
 
     def compile(own: Module, tensors: Sequence[Any]) -> Callable[..., Any]:
         report, rewritten = streamed_module(own, tensors, options)
-        found.append(report)
+        reports.append(report)
         plain = rewritten is None or options.rest == "explain"
         return own.forward if plain else compile_rest(own, rewritten, tensors, options, report)
 
     kinds = ", ".join(subclasses(gm))
-    if Gradients(gm, inputs).asked:
-        found[-1].problem = f"a gradient is asked of it over tensors of another kind ({kinds}), and gradients are not derived yet"
-        return found[-1], None
+    if Gradients(gm, inputs).required:
+        reports[-1].problem = f"a gradient is asked of it over tensor subclasses ({kinds}), and gradients are not derived yet"
+        return reports[-1], None
     try:
-        made = on_own_tensors(gm, inputs, compile)
+        made = compile_inner_graph(gm, inputs, compile)
     except Exception as e:
-        found[-1].problem = f"PyTorch does not say what it computes on the tensors that a {kinds} is made of ({error_line(e)})"
-        refuse_all(found[-1])
-        log.info("a graph is left to PyTorch: %s", found[-1].problem, exc_info=log.isEnabledFor(logging.DEBUG))
-        return found[-1], None
-    report = found[-1]
+        reports[-1].problem = f"PyTorch cannot trace it on the inner tensors of {kinds} ({error_line(e)})"
+        refuse_all(reports[-1])
+        log.info("a graph is left to PyTorch: %s", reports[-1].problem, exc_info=log.isEnabledFor(logging.DEBUG))
+        return reports[-1], None
+    report = reports[-1]
     return report, made if any(r.status == "streamed" for r in report.regions) and not report.problem else None
 
 
-def _telling(made: Callable[..., Any], report: GraphReport, cut: bool) -> Callable[..., Any]:
+def _recording_runs(made: Callable[..., Any], report: GraphReport, cut: bool) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
-        ran(report, cut)
+        record_run(report, cut)
         return made(*args)
 
     return run
@@ -124,4 +118,4 @@ def _require(options: BackendOptions, report: GraphReport) -> None:
     if options.require == "streamed" and (missing or report.problem):
         said = f"the graph could not be taken as a whole: {report.problem}" if report.problem else ""
         error = NotStreamed([(r.source, r.name, r.status, r.reason) for r in missing], said)
-        raise as_it_is(error, inspect.currentframe())
+        raise passing_through_dynamo(error, inspect.currentframe())

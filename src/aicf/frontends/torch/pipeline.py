@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from aicf.driver import RegionResult, compile_graph
-from aicf.frontends.torch.capture.equal_sizes import settle_equal_sizes
-from aicf.frontends.torch.capture.marked_sizes import marked_sizes, say_marked
+from aicf.frontends.torch.capture.equal_sizes import guard_equal_sizes
+from aicf.frontends.torch.capture.marked_sizes import explain_marked_sizes, marked_sizes
 from aicf.frontends.torch.capture.retrace import retrace
 from aicf.frontends.torch.diagnostics.failures import error_line, refuse_all
 from aicf.frontends.torch.fx.locations import location_of, op_name
 from aicf.frontends.torch.read.reader import Reading, read
 from aicf.frontends.torch.rewrite.gradients import Gradients
-from aicf.frontends.torch.rewrite.replace import misplaced, rewrite
+from aicf.frontends.torch.rewrite.replace import rewrite, uncallable_tensors
 from aicf.frontends.torch.run.devices import for_device
 from aicf.report import GraphReport
 from aicf.scalar import variables
@@ -43,24 +43,24 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
     """What streams in `gm`, and the rewritten module (None when nothing streams). Leaves `gm` alone; never raises."""
     report = GraphReport()
     try:
-        traced, reading = _compiled(gm, inputs, options, report)
+        traced, reading = _read_and_compile(gm, inputs, options, report)
         for _ in range(MAX_WIDTHS):
             marked = marked_sizes(traced, inputs)
             if not specialise_widths(reading, report.regions, marked):
-                say_marked(report.regions, marked)
+                explain_marked_sizes(report.regions, marked)
                 break
-            traced, reading = _compiled(gm, inputs, options, report)
+            traced, reading = _read_and_compile(gm, inputs, options, report)
         report.regions = in_order(reading, [*report.regions, *attention_ops(reading)])
         gradients = Gradients(gm, inputs)
         refuse_gradients(traced, reading, report.regions, gradients)
-        # A reduction of scores is missed by nobody: PyTorch computes it as it would have.
+        # A reduction that needs a gradient is not reported: PyTorch computes it as without AICF.
         report.regions = [r for r in report.regions if r.kind == "attention" or r.reason != GRADIENT]
         if not rewrite(traced, reading, report.regions):
             return report, None
         gradients.detach_regions(traced)
         return report, traced
     except Exception as e:
-        # The model's result comes first: the graph runs as it is, and the reason is reported.
+        # The graph runs unchanged, and the report has the reason.
         report.problem = DIFFERENTIATED if differentiates(gm) else error_line(e)
         refuse_all(report)
         log.debug("a graph is left to PyTorch: %s", report.problem, exc_info=True)  # `notices` warns of it
@@ -68,17 +68,17 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
 
 
 def differentiates(gm: Module) -> bool:
-    """Whether a transform of torch.func takes a gradient in the graph itself; no trace goes through that."""
+    """Whether the graph itself takes a gradient by torch.func, which cannot be traced again."""
     return any(getattr(n.target, "__name__", "") == "_autograd_grad" for n in gm.graph.nodes)
 
 
-# Ops that are an attention as a whole, of PyTorch's and of others', by what they are called.
+# Names of ops, PyTorch's and custom ones, that compute a whole attention.
 _ATTENTION = re.compile(r"attention|attn|multi_head|transformer_encoder_layer", re.IGNORECASE)
 _NO_ATTENTION = re.compile(r"bias|mask|backward", re.IGNORECASE)
 
 
 def attention_ops(reading: Reading) -> list[RegionResult]:
-    """The attentions that are one op which is not followed, refused with the reason."""
+    """The attentions that are a single opaque op, as refused regions with the reason."""
     found: dict[torch.fx.Node, RegionResult] = {}
     for node, why in reading.boundaries.items():
         fx = reading.anchors[node][0].fx if node in reading.anchors else None
@@ -96,33 +96,33 @@ def in_order(reading: Reading, regions: Sequence[RegionResult]) -> list[RegionRe
     return sorted(regions, key=lambda r: order.get(r.name, 0))
 
 
-def _compiled(gm: Module, inputs: Sequence[Any], options: BackendOptions, report: GraphReport) -> tuple[Module, Reading]:
+def _read_and_compile(gm: Module, inputs: Sequence[Any], options: BackendOptions, report: GraphReport) -> tuple[Module, Reading]:
     traced = retrace(gm, inputs)
-    settle_equal_sizes(traced, marked_sizes(traced, inputs))
+    guard_equal_sizes(traced, marked_sizes(traced, inputs))
     reading = read(traced, [is_parameter(x) for x in inputs], strict=options.driver.strict)
     report.graph = reading.graph
     report.boundaries = [(node.name, why) for node, why in reading.boundaries.items()]
     anchors = frozenset(reading.anchors)
     for _ in range(MAX_CUTS):
         driver, hints = for_device(options.driver, inputs), size_hints(reading)
-        found = compile_graph(reading.graph, driver, anchors, reading.parameters, hints, _fault)
+        found = compile_graph(reading.graph, driver, anchors, reading.parameters, hints, _internal_error)
         report.regions = found.regions
-        unfit = misplaced(traced, reading, report.regions)
+        unfit = uncallable_tensors(traced, reading, report.regions)
         if not unfit:
             break
         anchors -= unfit
     return traced, reading
 
 
-def _fault(e: Exception) -> str:
+def _internal_error(e: Exception) -> str:
     log.debug("an attention is left to PyTorch: %s", error_line(e), exc_info=True)  # `notices` warns of it
     return f"AICF itself fails on it, which is an error to report ({error_line(e)})"
 
 
 def specialise_widths(reading: Reading, regions: Sequence[RegionResult], marked: Collection[str] = ()) -> bool:
-    """Fixes sizes that kernels want to know, where something is refused: those of heads and values that a refusal names, and
-    those that are only ever the last dimension of a floating point input. The graph is then compiled again for another width.
-    `marked`: sizes that must not be fixed. Returns whether there was any."""
+    """Where something is refused, fixes the sizes that kernels need as numbers: those that a refusal names, and those that occur
+    only as the last dimension of a floating point input. PyTorch compiles the graph again for another value. `marked`: sizes
+    that must not be fixed. Returns whether any size was fixed."""
     if not any(r.status == "refused" for r in regions):
         return False
     last: dict[str, Any] = {}
@@ -139,14 +139,14 @@ def specialise_widths(reading: Reading, regions: Sequence[RegionResult], marked:
     sizes = {name: d for name, d in {**last, **elsewhere}.items() if not {str(s) for s in d.node.expr.free_symbols} & set(marked)}
     widths = [d for name, d in sizes.items() if name in named or name not in elsewhere]
     for d in widths:
-        int(d)  # leaves a guard with Dynamo: this size and no other
+        int(d)  # adds a guard to Dynamo's: this size and no other
     return bool(widths)
 
 
 def refuse_gradients(traced: Module, reading: Reading, regions: Sequence[RegionResult], gradients: Gradients) -> None:
-    """Refuses streamed regions of whose results a gradient is asked."""
+    """Refuses streamed regions whose results need a gradient."""
     for r in regions:
-        if r.status == "streamed" and any(gradients.is_asked(reading.anchors[node][0].fx) for node in r.outputs):
+        if r.status == "streamed" and any(gradients.is_required(reading.anchors[node][0].fx) for node in r.outputs):
             r.refuse(GRADIENT)
 
 
@@ -155,7 +155,7 @@ def is_parameter(x: Any) -> bool:
 
 
 def size_hints(reading: Reading) -> dict[str, int]:
-    """The sizes that this call has, as hints for the cost model."""
+    """The sizes of this call, as hints for the cost model."""
     found: dict[str, int] = {}
     for name, (node, axis) in reading.sizes.items():
         value: Any = node.meta["val"]

@@ -1,4 +1,4 @@
-"""Ops that are traced as the ops that PyTorch itself computes them by, so that each step is a tensor of the graph.
+"""Composite ops replaced, while tracing, by the ops that PyTorch computes them with: each step becomes a tensor of the graph.
 
     %s = aten.einsum(bhid,de,bhje->bhij, [%q, %w, %k])  ->  %qw = aten.einsum(bhid,de->bhie, [%q, %w])
                                                             %s = aten.einsum(bhie,bhje->bhij, [%qw, %k])

@@ -1,7 +1,8 @@
-"""Errors of the backend that reach the caller as they are.
+"""Errors of the backend that Dynamo passes on unchanged.
 
-Dynamo wraps what a backend raises in an error of its own, with pages of advice. It lets its own kind through, so that what is
-meant for people becomes one of that kind as well: `except aicf.NotStreamed` holds under torch.compile too.
+Dynamo wraps an error of a backend in one of its own, with long advice for developers, except for errors of its own class
+`ShortenTraceback`. Errors that are meant for the user therefore get a class that also derives from that one, so that
+`except aicf.NotStreamed` works under torch.compile.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 from torch._dynamo.exc import ShortenTraceback
 
 
-def as_it_is(error: Exception, frame: types.FrameType | None) -> Exception:
-    """`error` such that Dynamo does not wrap it; its traceback begins at `frame`, the one that raises it."""
+def passing_through_dynamo(error: Exception, frame: types.FrameType | None) -> Exception:
+    """A copy of `error` that Dynamo does not wrap. Its traceback begins at `frame`, the frame that raises it."""
     kind = _kind(type(error))
     made = kind.__new__(kind, *error.args)
     made.__dict__.update(error.__dict__)

@@ -1,4 +1,4 @@
-"""Lengths that one op of the graph forces to be equal are one size.
+"""Sizes that an op of the graph requires to be equal become one symbol.
 
     softmax[1, 8, 1, s76 + 1] @ v[1, 8, s53 + 1, 64]    ->    guard s76 == s53; both are s76 from here on
 
@@ -33,8 +33,9 @@ _PRODUCTS = {
 }  # fmt: skip
 
 
-def settle_equal_sizes(traced: torch.fx.GraphModule, marked: Collection[str] = ()) -> None:
-    """Guards every equality of sizes that an op of `traced` (ATen, with `meta["val"]`) forces and that is not known yet.
+def guard_equal_sizes(traced: torch.fx.GraphModule, marked: Collection[str] = ()) -> None:
+    """Adds a guard for every equality of sizes that an op of `traced` (ATen, with `meta["val"]`) requires and PyTorch does not
+    know.
 
     `marked`: sizes that must not be fixed.
     """
@@ -43,11 +44,11 @@ def settle_equal_sizes(traced: torch.fx.GraphModule, marked: Collection[str] = (
             continue
         if node.target is FLEX:
             q, k, v = (x.shape for x in _tensors(node)[:3])
-            _settle_all([(k[2], v[2]), (q[3], k[3]), (k[1], v[1]), *_broadcast([q[:1], k[:1], v[:1]])], marked)
+            _guard_pairs([(k[2], v[2]), (q[3], k[3]), (k[1], v[1]), *_broadcast([q[:1], k[:1], v[:1]])], marked)
             _fix([q[1], k[1]], marked)
             _check_lengths(traced, node)
         elif isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
-            _settle_all(_forced(node), marked)
+            _guard_pairs(_equal_pairs(node), marked)
             _fix(_heads_in_groups(node), marked)
             if node.target._schema.name.partition("::")[2] in _ATTENTION:
                 _check_lengths(traced, node)
@@ -85,21 +86,21 @@ def _names(n: torch.SymInt) -> set[str]:
     return {str(s) for s in n.node.expr.free_symbols}
 
 
-def _settle_all(pairs: Iterable[Pair], marked: Collection[str]) -> None:
+def _guard_pairs(pairs: Iterable[Pair], marked: Collection[str]) -> None:
     for a, b in pairs:
         fixes = [x for x in (a, b) if isinstance(x, torch.SymInt)] if isinstance(a, int) or isinstance(b, int) else []
         if not any(_names(x) & set(marked) for x in fixes):
-            _settle(a, b)
+            _guard_equal(a, b)
 
 
-def _settle(a: Dim, b: Dim) -> None:
-    """A guard that `a` and `b` are equal, where they are in this call and PyTorch does not know it."""
+def _guard_equal(a: Dim, b: Dim) -> None:
+    """Adds a guard that `a` and `b` are equal, where they are equal in this call and PyTorch does not know it."""
     hints = [x.node.hint if isinstance(x, torch.SymInt) and x.node.has_hint() else x for x in (a, b)]
     if all(isinstance(x, int) for x in hints) and hints[0] == hints[1] and not statically_known_true(a == b):
-        bool(a == b)  # leaves a guard with Dynamo
+        bool(a == b)  # adds a guard to Dynamo's
 
 
-def _forced(node: torch.fx.Node) -> Iterator[Pair]:
+def _equal_pairs(node: torch.fx.Node) -> Iterator[Pair]:
     """Pairs of sizes that the op of `node` needs to be equal, or of which it needs one to be 1."""
     name, tensors = node.target._schema.name.partition("::")[2], _tensors(node)  # type: ignore[union-attr]
     if name in _ATTENTION and len(tensors) >= 3:

@@ -1,8 +1,8 @@
-"""Where PyTorch stopped taking a program as a graph, and why, in the user's lines: graph breaks, and functions that it gives up.
+"""Graph breaks and functions that PyTorch does not compile, with the reason and the user's line.
 
-A break leaves graphs on both sides, whose reasons PyTorch keeps. Where it cannot go on behind a break (in a generator, a `with`
-block), it gives the whole function up and runs it as it is: no graph comes to any backend, and PyTorch keeps no reason. It is
-noted here when such a compilation ends.
+PyTorch keeps the reasons of graph breaks, which have a compiled graph on both sides. Where Dynamo cannot resume after a break
+(in a generator or a `with` block), it skips the whole function: no backend gets a graph, and no reason is kept. Such functions
+are recorded here when their compilation ends.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.utils import counters, graph_break_reasons
 
-from aicf.frontends.torch.fx.locations import is_users, own_name
+from aicf.frontends.torch.fx.locations import function_name, is_user_file
 
 from .dynamo_patches import NAME
 
-GIVEN_UP: list[str] = []  # why functions were given up, in order
+SKIPPED: list[str] = []  # why functions were skipped, in order
 Frames = Sequence[traceback.FrameSummary]
 
 
 @dataclass
 class Breaks:
-    """The breaks since this was made. PyTorch counts those of all threads together."""
+    """The breaks since this object was made, of all threads (PyTorch counts them together)."""
 
     first: int = field(default_factory=lambda: len(graph_break_reasons))
     before: dict[str, int] = field(default_factory=lambda: dict(counters["graph_break"]))
-    given_up: int = field(default_factory=lambda: len(GIVEN_UP))
+    skipped: int = field(default_factory=lambda: len(SKIPPED))
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -45,19 +45,19 @@ class Breaks:
         said: set[str] = set()
         for b in graph_break_reasons[self.first :]:
             said.add(_first_line(b.reason))
-            found.setdefault(in_words(b.reason, b.user_stack))
+            found.setdefault(describe_break(b.reason, b.user_stack))
         for why, n in counters["graph_break"].items():
             if n > self.before.get(why, 0) and _first_line(why) not in said:
                 found.setdefault(_first_line(why))
-        found.update(dict.fromkeys(GIVEN_UP[self.given_up :]))
+        found.update(dict.fromkeys(SKIPPED[self.skipped :]))
         return list(found)
 
 
-def in_words(reason: str, stack: Frames) -> str:
-    """The first line of a reason of PyTorch's, with the place."""
-    frames = [f for f in stack if is_users(f.filename)] or list(stack)
-    place = f" (at {frames[-1].filename}:{frames[-1].lineno} in {own_name(frames[-1].name)})" if frames else ""
-    # The user's line and, where it lies in PyTorch's own files, what the program asked there.
+def describe_break(reason: str, stack: Frames) -> str:
+    """The first line of PyTorch's reason, with the user's line."""
+    frames = [f for f in stack if is_user_file(f.filename)] or list(stack)
+    place = f" (at {frames[-1].filename}:{frames[-1].lineno} in {function_name(frames[-1].name)})" if frames else ""
+    # The user's line; where the break is in PyTorch's own code, also the line there.
     inner = stack[-1] if stack else None
     if inner is not None and inner.line and inner is not frames[-1]:
         place = place.removesuffix(")") + f", from `{inner.line}` in {inner.name} of PyTorch)"
@@ -66,7 +66,7 @@ def in_words(reason: str, stack: Frames) -> str:
     return _first_line(reason) + place
 
 
-def is_cut(gm: torch.fx.GraphModule) -> bool:
+def is_next_to_break(gm: torch.fx.GraphModule) -> bool:
     """Whether a graph of Dynamo's begins or ends at a graph break."""
     why = getattr(gm, "compile_subgraph_reason", None)
     if why is None:
@@ -78,13 +78,13 @@ def _first_line(reason: str) -> str:
     return next((line.strip() for line in reason.splitlines() if line.strip()), reason)
 
 
-# ------------------------------------------------------------------------------------------------ functions that are given up
+# ------------------------------------------------------------------------------------------------ skipped functions
 
 
-def watch_for_given_up(tell: Callable[[str, Any], None]) -> None:
-    """From now on, `tell` is called with a line and the backend wherever PyTorch gives up a function that goes to AICF.
+def on_skipped_function(tell: Callable[[str, Any], None]) -> None:
+    """From now on, `tell` is called with a line and the backend whenever PyTorch skips a function that is compiled for AICF.
 
-    PyTorch's own list of callbacks is emptied by `torch._dynamo.reset`; what runs them is extended instead.
+    `torch._dynamo.reset` empties PyTorch's list of callbacks, so the function that runs them is wrapped instead.
     """
     before = callback_handler.run_end_callbacks
 
@@ -95,9 +95,9 @@ def watch_for_given_up(tell: Callable[[str, Any], None]) -> None:
             frame = _compiling()
             backend = None if frame is None else innermost_backend(frame.f_locals["compiler_fn"])
             if frame is not None and getattr(backend, "compiler_name", "") == NAME:
-                name = own_name(getattr(frame.f_locals.get("code"), "co_name", "the function"))
-                line = f"{in_words(str(error), error.real_stack)}; PyTorch gives {name} up there and runs it without a graph"
-                GIVEN_UP.append(line)
+                name = function_name(getattr(frame.f_locals.get("code"), "co_name", "the function"))
+                line = f"{describe_break(str(error), error.real_stack)}; PyTorch skips {name} there and runs it uncompiled"
+                SKIPPED.append(line)
                 tell(line, backend)
 
     callback_handler.run_end_callbacks = run  # type: ignore[method-assign]

@@ -1,9 +1,9 @@
-"""Sizes that the user has marked as dynamic.
+"""Sizes that the user marked as dynamic.
 
     torch._dynamo.mark_dynamic(x, 3)      ->      PyTorch raises ConstraintViolationError where a compiler fixes that size
 
-A size that is dynamic for another reason (`dynamic=True`, a second length) may be fixed: the program is then compiled again for
-the next one.
+A size that is dynamic for another reason (`dynamic=True`, or because it changed between calls) may be fixed; the program is then
+compiled again for another value.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def marked_sizes(traced: torch.fx.GraphModule, inputs: Sequence[Any]) -> frozens
     return frozenset(found)
 
 
-def say_marked(regions: Sequence[RegionResult], marked: frozenset[str]) -> None:
-    """Adds to a refusal for want of a number that the user has forbidden to fix it, and what to do."""
+def explain_marked_sizes(regions: Sequence[RegionResult], marked: frozenset[str]) -> None:
+    """Extends a refusal for an unknown size: the user marked this size as dynamic, so that it may not be fixed, and what to
+    do."""
     for r in regions:
         names = {v.name for v in variables(r.unknown)} & marked if r.status == "refused" and r.unknown is not None else set()
         if names:

@@ -1,8 +1,8 @@
-"""Dynamo's module -> the same module as one flat ATen graph, from before autograd and decompositions.
+"""Dynamo's module traced again, as one flat ATen graph before autograd and decompositions.
 
     %s = call_method masked_fill(%scores, %mask, -inf)   ->   %masked_fill = aten.masked_fill.Scalar(%scores, %mask, -inf)
 
-`softmax`, `matmul`, `dropout` and their like stay whole, sizes stay symbolic, and every node keeps the user's line.
+Composite ops such as `softmax`, `matmul` and `dropout` stay whole, sizes stay symbolic, and every node keeps the user's line.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch.fx.node import map_arg
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._python_dispatch import _disable_current_modes
 
-from aicf.frontends.torch.fx.locations import called_from, calling_line
+from aicf.frontends.torch.fx.locations import add_calling_line, calling_line
 
 from .decompose import TABLE
 from .flex_mods import batch_mods
 from .runtime_floats import floats_as_tensors
-from .torch_state import undisturbed
+from .torch_state import preserved_torch_state
 
 
 def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
@@ -44,18 +44,18 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
 
     cast = _autocast_devices(gm)
     traced = trace(_Inlined(gm).run, mode, fakes, pre_dispatch=not cast)
-    if not cast and _lost(traced):
-        # torch.vmap and its like come after the point at which composite ops are seen whole.
+    if not cast and _untraced(traced):
+        # Transforms such as torch.vmap run below the pre-dispatch level, so their ops are missing there.
         traced = trace(_Inlined(gm).run, mode, fakes, pre_dispatch=False)
-    if lost := _lost(traced):
-        raise RuntimeError(f"tracing the graph again loses where {', '.join(lost)} is computed")
+    if lost := _untraced(traced):
+        raise RuntimeError(f"the trace of the graph does not see the op that computes {', '.join(lost)}")
     _check_results(gm, traced)
-    called_from(traced.graph, calling_line())
-    _numbers_as_ops(traced, mode)
+    add_calling_line(traced.graph, calling_line())
+    _constants_as_ops(traced, mode)
     floats_as_tensors(traced, mode)
     batch_mods(traced, mode)
     if cast:
-        _without_autocast(traced, cast)
+        _disable_autocast(traced, cast)
     for old, new in zip(placeholders, [n for n in traced.graph.nodes if n.op == "placeholder"], strict=True):
         if hasattr(old, "_dynamo_source"):
             new._dynamo_source = old._dynamo_source
@@ -77,8 +77,8 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
 
 
 class _Inlined(torch.fx.Interpreter):
-    """Runs a graph with the bodies of activation checkpoints as a part of it: they matter to a backward pass alone, and what one
-    is asked of is not taken from here. Inference mode is traced as `no_grad`, which is what it is for results."""
+    """Runs a graph with the bodies of activation checkpoints inlined: a checkpoint changes only the backward pass, and a region
+    that needs a gradient is not streamed. Inference mode is traced as `no_grad`, which gives the same results."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is _enter_inference_mode:
@@ -98,21 +98,21 @@ def _set_gradients(on: bool) -> None:
     """Turns gradients on or off, here and in the graph that is being traced."""
     torch._C._set_grad_enabled(on)
     tracing_all = get_proxy_mode()
-    if tracing_all is not None and not getattr(tracing_all, "pre_dispatch", False):  # else the tracer sees it by itself
+    if tracing_all is not None and not getattr(tracing_all, "pre_dispatch", False):  # a pre-dispatch tracer records it by itself
         tracing_all.tracer.graph.call_function(torch._C._set_grad_enabled, (on,))
 
 
 def trace(fn: Callable[..., Any], mode: FakeTensorMode, fakes: Sequence[Any], pre_dispatch: bool = True) -> torch.fx.GraphModule:
-    """The ATen graph of `fn` on fakes of `mode`, without what nothing uses (nn.MultiheadAttention averages its weights for
-    nobody); without `pre_dispatch` autocast is applied and composite ops are decomposed."""
-    with undisturbed(), tracing(TracingContext(mode)), mode, preserve_node_meta():
+    """The ATen graph of `fn` on fakes of `mode`, without dead code (such as unused averaged weights of nn.MultiheadAttention).
+    Without `pre_dispatch`, casts of autocast are in the graph and composite ops are decomposed."""
+    with preserved_torch_state(), tracing(TracingContext(mode)), mode, preserve_node_meta():
         traced = make_fx(lambda *args: fn(*args), decomposition_table=TABLE, pre_dispatch=pre_dispatch)(*fakes)
     traced.graph.eliminate_dead_code()
     return traced
 
 
-def _numbers_as_ops(traced: torch.fx.GraphModule, mode: FakeTensorMode) -> None:
-    """Constant tensors of rank 0 (`scores[..., 0] = -inf` makes one) as ops that say their value."""
+def _constants_as_ops(traced: torch.fx.GraphModule, mode: FakeTensorMode) -> None:
+    """Replaces constant tensors of rank 0 (`scores[..., 0] = -inf` makes one) by ops that hold the value."""
     for node in list(traced.graph.nodes):
         held = getattr(traced, str(node.target), None) if node.op == "get_attr" else None
         if not isinstance(held, torch.Tensor) or isinstance(held, FakeTensor) or held.dim() or held.is_complex():
@@ -137,8 +137,8 @@ def _autocast_devices(gm: torch.fx.GraphModule) -> list[str]:
     return sorted({*around, *entered})
 
 
-def _without_autocast(traced: torch.fx.GraphModule, devices: Sequence[str]) -> None:
-    """Turns autocast off around `traced`, which has its casts written out; the same ones must not be made again."""
+def _disable_autocast(traced: torch.fx.GraphModule, devices: Sequence[str]) -> None:
+    """Turns autocast off around `traced`: its casts are in the graph already and must not be applied twice."""
     nodes = list(traced.graph.nodes)
     first = next(n for n in nodes if n.op != "placeholder")
     for device in devices:
@@ -148,14 +148,14 @@ def _without_autocast(traced: torch.fx.GraphModule, devices: Sequence[str]) -> N
             traced.graph.call_function(_exit_autocast, (entered,))
 
 
-def _lost(traced: torch.fx.GraphModule) -> list[str]:
-    """Results that the trace took for constants without their values being known: it did not see what computes them."""
+def _untraced(traced: torch.fx.GraphModule) -> list[str]:
+    """Constants of the graph without a value: results of ops that the trace did not see."""
     constants = [n for n in traced.graph.nodes if n.op == "get_attr"]
     return [n.name for n in constants if isinstance(getattr(traced, str(n.target), None), FakeTensor)]
 
 
 def _check_results(gm: torch.fx.GraphModule, traced: torch.fx.GraphModule) -> None:
-    """Raises RuntimeError when the trace gives other results than Dynamo saw: what it is built on would be wrong."""
+    """Raises RuntimeError when the results of the trace have other types than those of Dynamo's graph."""
 
     def results(module: torch.fx.GraphModule, key: str) -> list[tuple[Any, ...]]:
         found: list[Any] = []

@@ -5,9 +5,10 @@
                                                      %float32 = aten.mul.Tensor(%one, %item)
                                                      %s = aten.mul.Tensor(%scores, %item)
 
-Dynamo gives a float that changes between calls (under `dynamic=True`: any float) as a tensor of rank 0 and takes its item. What
-PyTorch makes of such a number where it meets a float32 tensor, `meta["float32"]` of its node holds as a tensor of rank 0. It is
-a product because Inductor follows numbers through arithmetic, and compiles anew for every value that meets anything else.
+Dynamo passes a float that changes between calls (with `dynamic=True`: any float) as a tensor of rank 0 and reads it with
+`item`. `meta["float32"]` of the float's node is the node of a rank-0 tensor with its float32 value, as PyTorch converts it for
+an op with a float32 tensor. It is made by a product because Inductor traces floats symbolically through arithmetic; after other
+ops it would recompile for every value.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ aten = torch.ops.aten
 
 
 def floats_as_tensors(gm: torch.fx.GraphModule, mode: FakeTensorMode) -> None:
-    """Adds the tensors of the floats of `gm` that don't follow from sizes, in place. `gm` is ATen, with `meta["val"]` of `mode`;
-    what nothing comes to read is dead code."""
+    """Adds, in place, a tensor for each float of `gm` that is not computed from sizes. `gm` is ATen, with `meta["val"]` of
+    `mode`. Tensors that stay unused are dead code."""
     for node in list(gm.graph.nodes):
         value = node.meta.get("val")
         met = [u.meta["val"] for u in node.users if isinstance(u.meta.get("val"), torch.Tensor)]

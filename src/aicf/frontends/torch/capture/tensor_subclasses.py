@@ -1,11 +1,10 @@
-"""Graphs over tensors that are made of others: distributed tensors (DTensor) above all.
+"""Graphs over tensor subclasses that wrap other tensors, above all distributed tensors (DTensor).
 
-    %q : DTensor[B, H, N, D], heads sharded          %q : [B, H / ranks, N, D], this rank's own
+    %q : DTensor[B, H, N, D], heads sharded          %q : [B, H / ranks, N, D], the tensor of this rank
     %s = matmul(%q, %k)                       ->     %s = bmm(...)
 
-PyTorch itself works out what every rank computes on its own tensors, and where it communicates; that graph is read, and an
-attention streams where nothing is communicated inside of it: batch and heads may be sharded as one likes, rows too. Nothing is
-known here of how anything is sharded.
+PyTorch traces what each rank computes on its inner tensors and where it communicates. AICF reads that graph. An attention streams
+when there is no communication inside it: batch, heads and rows may be sharded. This module knows nothing about the sharding.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ Compile = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
 def subclasses(gm: torch.fx.GraphModule) -> list[str]:
-    """The kinds of tensors in Dynamo's graph that are made of others, by name."""
+    """The names of the tensor subclasses with inner tensors in Dynamo's graph."""
     values = [n.meta.get("example_value") for n in gm.graph.nodes]
     return list(dict.fromkeys(type(x).__name__ for x in values if is_traceable_wrapper_subclass(x)))
 
 
-def on_own_tensors(gm: torch.fx.GraphModule, inputs: Sequence[Any], compile: Compile) -> Callable[..., Any]:
-    """`gm`, of which no gradient is asked, as a callable. `compile` gets the graph over this rank's own tensors, once. Raises
-    what PyTorch raises where an op has no rule."""
+def compile_inner_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], compile: Compile) -> Callable[..., Any]:
+    """`gm`, which needs no gradient, as a callable. `compile` is called once, with the graph over the inner tensors. Raises what
+    PyTorch raises for an op that the subclass does not support."""
 
     def forward(own: torch.fx.GraphModule, tensors: Sequence[Any]) -> Any:
         return make_boxed_func(compile(own, tensors))

@@ -1,8 +1,8 @@
-"""PyTorch's state of a thread as it was, whatever a graph that is run to be traced leaves behind.
+"""Restores PyTorch's thread state after a graph was run in order to trace it.
 
-A graph sets gradients, autocast and torch.func's levels at one node and sets them back at another. Where the trace fails between
-the two, they would stay. And a trace is no run: what autograd saves for it is not shown to the user's saved-tensor hooks
-(offloading, compression, activation checkpointing around the compiled function, which counts what is saved).
+A graph sets gradient mode, autocast and the levels of torch.func at one node and resets them at another. If the trace fails in
+between, they would stay set. Tracing also must not call the user's saved-tensor hooks (offloading, compression, activation
+checkpointing around the compiled function, which counts saved tensors): nothing is really computed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _DEVICES = ("cpu", "cuda")
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """What is run inside leaves gradient mode, autocast, torch.func's levels and saved-tensor hooks as they are, and calls no
-    hook for tensors that it saves."""
+def preserved_torch_state() -> Iterator[None]:
+    """Restores gradient mode, autocast, the levels of torch.func and saved-tensor hooks at the end. Inside, hooks are not called
+    for saved tensors."""
     native: Any = torch._C
     depth = native._functorch.get_dynamic_layer_stack_depth()
     gradients, hooks = torch.is_grad_enabled(), native._autograd._saved_tensors_hooks_get_disabled_error_message()

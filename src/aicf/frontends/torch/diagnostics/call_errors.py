@@ -23,7 +23,7 @@ def inference() -> Iterator[None]:
 
 @contextlib.contextmanager
 def errors_unlogged() -> Iterator[None]:
-    """No log of failing shapes: errors that a call raises are the caller's to tell."""
+    """Silences PyTorch's log of failing fake ops: the caller reports the error that the call raises."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -55,8 +55,8 @@ def call_error(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     return None
 
 
-def plainly(error: Exception, fn: Callable[..., Any]) -> Exception:
-    """`error`, which `call_error` found in `fn`, with the user's line in the place of the frames of PyTorch's own."""
+def with_users_line(error: Exception, fn: Callable[..., Any]) -> Exception:
+    """`error`, which `call_error` returned for `fn`, with the user's line in the message instead of PyTorch's traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     target = inspect.unwrap(getattr(fn, "forward", fn))
     own = [f for f in frames if f.filename == getattr(getattr(target, "__code__", None), "co_filename", None)]

@@ -1,11 +1,11 @@
-"""What a person sees who asked for nothing: a line where something that matters is not streamed.
+"""Warnings about what is not streamed, without being asked for.
 
     AICF: 12 attentions are not streamed (model.py:31 in forward): a gradient is asked of it, … Scores: 36.0 MiB each. …
 
-The lines go to the logger `aicf` as warnings, each cause once in a process. Nothing is said of what streams (but for tensors as
-large as its scores that it reads all the same), of what the cost model declines, nor of graphs without an attention. Where no
-graph shows one, or one is refused, the places are told at which PyTorch left the graph, when the whole call is done: only then
-is it known what else there was. `AICF_LOGS` in the environment asks for more (`info`, `debug`) or less (`error`, `off`).
+The lines go to the logger `aicf` as warnings, each cause once in a process. There is no line for what streams (except for
+tensors as large as its scores that it still reads), for what the cost model declines, and for graphs without an attention.
+Where no graph has an attention, or one is refused, graph breaks are listed when the whole call is done: only then are all of
+its graphs known. `AICF_LOGS` in the environment asks for more (`info`, `debug`) or less (`error`, `off`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from aicf.driver import RegionResult
-from aicf.frontends.torch.capture.graph_breaks import in_words, watch_for_given_up
+from aicf.frontends.torch.capture.graph_breaks import describe_break, on_skipped_function
 from aicf.frontends.torch.fx.locations import location_of
 from aicf.report import GraphReport
 from aicf.report.text import stored_text
@@ -33,9 +33,9 @@ from aicf.streaming.recognise import NO_ELEMENTS
 log = logging.getLogger("aicf")
 MORE = "aicf.explain(f, *inputs) shows all of it, AICF_LOGS=off hides this line"
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "off": 60}
-_SAID: set[str] = set()
+_LOGGED: set[str] = set()
 _HERE = threading.local()
-# Calls of what PyTorch does not look into: a break at one hides whatever runs there.
+# A graph break at a call that PyTorch does not trace: whatever runs there is not seen.
 _HIDING = re.compile(r"_call_impl|torch\.compiler\.disable", re.IGNORECASE)
 
 
@@ -47,8 +47,8 @@ class Call:
     breaks: list[str] = field(default_factory=list[str])
 
 
-def set_up() -> None:
-    """Reads AICF_LOGS, and listens for functions that PyTorch gives up. Raises ValueError for a level that there is not."""
+def configure() -> None:
+    """Reads AICF_LOGS and registers for functions that PyTorch skips. Raises ValueError for an unknown level."""
     wanted = os.environ.get("AICF_LOGS", "").strip().lower()
     if wanted:
         if wanted not in LEVELS:
@@ -59,42 +59,43 @@ def set_up() -> None:
             handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
             log.addHandler(handler)
             log.propagate = False
-    watch_for_given_up(_gave_up)
+    on_skipped_function(_note_skipped)
 
 
-def forget() -> None:
-    """Forgets what was said, so that it is said again."""
-    _SAID.clear()
+def reset() -> None:
+    """Forgets which lines were logged, so that they are logged again."""
+    _LOGGED.clear()
 
 
-def note(gm: torch.fx.GraphModule, report: GraphReport) -> None:
-    """Tells what is not streamed of a graph of Dynamo's."""
+def warn_about(gm: torch.fx.GraphModule, report: GraphReport) -> None:
+    """Logs what is not streamed in a graph of Dynamo's."""
     for r in report.regions:
         if r.status != "refused":
             log.info("AICF: %s %s (%s): %s", r.name, r.status, r.source, r.reason)
     if report.problem:
         place = next((location_of(n) for n in gm.graph.nodes if n.op == "call_function"), None)
-        _once(report.problem, f"a graph is left to PyTorch (from {place}): {report.problem}. {MORE}", hides_attention(gm))
+        line = f"a graph is left to PyTorch (from {place}): {report.problem}. {MORE}"
+        _log_once(report.problem, line, looks_like_attention(gm))
     causes: dict[str, list[RegionResult]] = {}
     for r in report.regions:
         if r.status == "refused" and NO_ELEMENTS not in r.reason and not report.problem:
             causes.setdefault(_cause(r), []).append(r)
     for cause, regions in causes.items():
-        _once(cause, _refused(regions))
+        _log_once(cause, _refused(regions))
     for r in report.regions:
         for s in r.stored if r.status == "streamed" else ():
-            cause = re.sub(r"\[.*?\]|\d+", "", f"stored: {s.reason}")  # whatever its sizes are
-            _once(cause, f"{r.name} is streamed, but {stored_text(s)}. {MORE}")
+            cause = re.sub(r"\[.*?\]|\d+", "", f"stored: {s.reason}")  # the same for all sizes
+            _log_once(cause, f"{r.name} is streamed, but {stored_text(s)}. {MORE}")
     call = _call()
     call.graphs.append(report)
     why = getattr(gm, "compile_subgraph_reason", None)
     if why is not None and why.graph_break:
-        call.breaks.append(in_words(why.reason, why.user_stack))
-    _at_end()
+        call.breaks.append(describe_break(why.reason, why.user_stack))
+    _at_end_of_call()
 
 
-def hides_attention(gm: torch.fx.GraphModule) -> bool:
-    """Whether a graph that was not followed has an op that goes with attention."""
+def looks_like_attention(gm: torch.fx.GraphModule) -> bool:
+    """Whether a graph that could not be read has an op that attention uses."""
     names = (str(getattr(n.target, "__name__", n.target)) for n in gm.graph.nodes if n.op.startswith("call"))
     return any(re.search("softmax|attention", name, re.IGNORECASE) for name in names)
 
@@ -109,18 +110,18 @@ def _refused(regions: Sequence[RegionResult]) -> str:
 
 
 def _cause(r: RegionResult) -> str:
-    """What refusals have in common whatever their tensors are called."""
+    """The reason of a refusal without the numbers in tensor names."""
     return re.sub(r"_\d+\b", "", r.reason)
 
 
 def warn(line: str) -> None:
-    """Tells `line`, once."""
-    _once(line, f"{line}. {MORE}")
+    """Logs `line`, once."""
+    _log_once(line, f"{line}. {MORE}")
 
 
-def _once(cause: str, line: str, warn: bool = True) -> None:
-    if cause not in _SAID:
-        _SAID.add(cause)
+def _log_once(cause: str, line: str, warn: bool = True) -> None:
+    if cause not in _LOGGED:
+        _LOGGED.add(cause)
         log.log(logging.WARNING if warn else logging.INFO, "AICF: %s", line)
 
 
@@ -134,33 +135,33 @@ def _call() -> Call:
     return found
 
 
-def _gave_up(line: str, backend: Any) -> None:
-    """PyTorch gives up a function that goes to AICF by way of `backend`."""
+def _note_skipped(line: str, backend: Any) -> None:
+    """PyTorch skips a function that is compiled for AICF by `backend`."""
     given = dict(getattr(backend, "kwargs", {}).get("options") or {})
-    if is_wanted(given.get("require"), given.get("report"), given.get("rest")):
+    if are_wanted(given.get("require"), given.get("report"), given.get("rest")):
         _call().breaks.append(line)
-        _at_end()
+        _at_end_of_call()
 
 
-def is_wanted(require: Any, report: Any, rest: Any) -> bool:
-    """Whether lines are wanted under these options: not where somebody is told already."""
+def are_wanted(require: Any, report: Any, rest: Any) -> bool:
+    """Whether warnings are wanted under these options: not where the caller gets the reasons in another way."""
     return require is None and report is None and rest != "explain"
 
 
-def _at_end() -> None:
-    """Has `_end` called when the call of the compiled function is done."""
+def _at_end_of_call() -> None:
+    """Schedules `_end_of_call` for the end of the call of the compiled function."""
     if getattr(_HERE, "waiting", False):
         return
     cleanups = _cleanups()
     if cleanups is None:
-        _end()
+        _end_of_call()
     else:
         _HERE.waiting = True
-        cleanups.append(_end)
+        cleanups.append(_end_of_call)
 
 
 def _cleanups() -> list[Any] | None:
-    """What PyTorch does at the end of the outermost call of a compiled function around here: a list of functions."""
+    """The list of functions that PyTorch runs at the end of the outermost call of a compiled function on the stack."""
     frame: FrameType | None = sys._getframe()
     found: list[Any] | None = None
     while frame is not None:
@@ -170,23 +171,23 @@ def _cleanups() -> list[Any] | None:
     return found
 
 
-def _end() -> None:
-    """Tells where PyTorch left the graphs of the call that is done, where an attention may have been lost there."""
+def _end_of_call() -> None:
+    """Logs the graph breaks of the call that is done, where they may hide an attention."""
     call, _HERE.call, _HERE.waiting = _call(), None, False
     regions = [r for g in call.graphs for r in g.regions]
-    # A region that came as far as a schedule is whole; what else was refused may have been cut.
+    # A region with a schedule is complete; any other refused region may have been split by a graph break.
     lost = not regions or any(r.status == "refused" and r.decision is None for r in regions)
     found = "no attention was found" if not regions else "attention may hide where PyTorch does not look"
     for b in dict.fromkeys(call.breaks):
         warn = lost or _HIDING.search(b) is not None
         advice = "What runs there is not streamed: take it out of the compiled function, or write it in PyTorch's ops"
-        _once(b, f"{found}; graph break: {b}. {advice}. {MORE}", warn)
-    for name, place in _hidden(call.graphs):
-        _once(name, f"{found}; {name} is not followed ({place}). What it computes is not streamed. {MORE}", not regions)
+        _log_once(b, f"{found}; graph break: {b}. {advice}. {MORE}", warn)
+    for name, place in _opaque_ops(call.graphs):
+        _log_once(name, f"{found}; {name} is not followed ({place}). What it computes is not streamed. {MORE}", not regions)
 
 
-def _hidden(graphs: Sequence[GraphReport]) -> list[tuple[str, object]]:
-    """The ops of others than PyTorch that are not followed, with their places."""
+def _opaque_ops(graphs: Sequence[GraphReport]) -> list[tuple[str, object]]:
+    """The custom ops that are not followed, with their source lines."""
     end, found = " is not followed", dict[str, object]()
     for g in graphs:
         places = {n.name: n.location for n in g.graph.nodes} if g.graph is not None else {}

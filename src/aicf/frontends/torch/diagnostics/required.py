@@ -1,13 +1,12 @@
-"""`require="streamed"` over whole calls: what PyTorch never gave to the backend has no attention that could be refused, and must
-not pass for streamed all the same.
+"""`require="streamed"` for whole calls: an attention in code that PyTorch never passed to the backend must not count as streamed.
 
-When a call is done, it is asked which of its graphs ran. It fails when
+After each call it is known which graphs ran. The call fails when
 
-    none did                                    PyTorch compiled nothing of it (or there is nothing in it to compute)
-    none streams, and a graph break cut one     attention may be in what lies between
-    none streams, and none ever did             no attention was found
+    no graph ran                                           PyTorch compiled nothing of it, or nothing is computed
+    no graph streams, and one is next to a graph break     an attention may be in the code between the graphs
+    no graph streams, and none did in an earlier call      no attention was found
 
-After a call that streamed, one in which no graph runs may have nothing to compute; it fails where PyTorch has given up compiling.
+After a call that streamed, a call without any graph may be one that computes nothing. It fails only if PyTorch stopped compiling.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from aicf.report import GraphReport, opaque
 _HERE = threading.local()
 
 
-def ran(report: GraphReport, cut: bool) -> None:
-    """Tells the call around it that a graph runs. Dynamo keeps compiled graphs by code, so that copies of a function share them:
-    which call a graph belongs to is known only now."""
+def record_run(report: GraphReport, cut: bool) -> None:
+    """Records in the call around it that a graph runs. Dynamo caches compiled graphs by code object, so copies of a function
+    share them: only now is it known which call a graph belongs to."""
     seen: list[tuple[GraphReport, bool]] | None = getattr(_HERE, "seen", None)
     if seen is not None:
         seen.append((report, cut))
 
 
 class Watch:
-    """What one compiled function's calls have shown."""
+    """The results of the calls of one compiled function so far."""
 
     def __init__(self) -> None:
         self.streamed = False
@@ -70,24 +69,24 @@ class Watch:
             return
         new = breaks.lines()
         self.breaks = list(dict.fromkeys([*self.breaks, *new]))
-        lost = bool(new) or _given_up(call) if not seen else any(cut for _, cut in seen)
+        lost = bool(new) or _limit_reached(call) if not seen else any(cut for _, cut in seen)
         if lost or not self.streamed:
-            raise NotStreamed([], missed([r for r, _ in seen], self.breaks))
+            raise NotStreamed([], explain_missing([r for r, _ in seen], self.breaks))
 
 
-def _given_up(call: Callable[..., Any]) -> bool:
-    """Whether PyTorch keeps as many compilations of what `call` calls as it may, so that others run eagerly."""
+def _limit_reached(call: Callable[..., Any]) -> bool:
+    """Whether the function of `call` has reached PyTorch's recompile limit, so that further variants run eagerly."""
     own: Any = inspect.unwrap(getattr(call, "_torchdynamo_orig_callable", call))
     module = getattr(own, "__self__", None)
     code = getattr(module.forward if isinstance(module, torch.nn.Module) else own, "__code__", None)
     return code is not None and len(_debug_get_cache_entry_list(code)) >= torch._dynamo.config.recompile_limit
 
 
-def missed(graphs: list[GraphReport], breaks: list[str]) -> str:
-    """Why a call has no attention that streams, for people."""
+def explain_missing(graphs: list[GraphReport], breaks: list[str]) -> str:
+    """Why a call has no attention that streams, as text for the user."""
     lines: list[str] = []
     if not graphs:
-        why = "it left the graph" if breaks else "it gave the function up, or torch.compile is disabled in it"
+        why = "it left the graph" if breaks else "it skipped the function, or torch.compile is disabled in it"
         lines.append(f"PyTorch ran this call without any compiled graph: {why}")
     lines += [f"graph break: {b}" for b in breaks]
     hidden = opaque(graphs)
@@ -104,7 +103,7 @@ class RequiredModule(OptimizedModule):
         self.forward = Watch().calls(self.forward)
 
 
-def watched(compiled: Any) -> Any:
+def watch_calls(compiled: Any) -> Any:
     """What torch.compile made, with its calls watched."""
     if not isinstance(compiled, OptimizedModule):
         return Watch().calls(compiled)

@@ -57,7 +57,7 @@ class Anchor:
 @dataclass
 class Reading:
     """What was read: the graph, where each Semantic node's tensor is found, why some nodes are inputs only. `sizes`: where each
-    size symbol is found first, as a number or along an axis of a tensor; `doubtful`: those that may be below 1."""
+    size symbol is found first, as a number or along an axis of a tensor; `possibly_empty`: those that may be below 1."""
 
     graph: Graph
     anchors: dict[Node, list[Anchor]] = field(default_factory=dict[Node, list[Anchor]])
@@ -66,7 +66,7 @@ class Reading:
     sizes: dict[str, tuple[torch.fx.Node, int | None]] = field(default_factory=dict[str, tuple[torch.fx.Node, "int | None"]])
     positions: dict[torch.fx.Node, int] = field(default_factory=dict[torch.fx.Node, int])
     mutated: set[int] = field(default_factory=set[int])
-    doubtful: set[str] = field(default_factory=set[str])
+    possibly_empty: set[str] = field(default_factory=set[str])
 
     @property
     def fx_of(self) -> dict[Node, torch.fx.Node]:
@@ -171,7 +171,7 @@ class _Reader:
             if name.isidentifier() and name not in self.reading.sizes:
                 self.reading.sizes[name] = (node, axis)
                 if not is_positive(size):
-                    self.reading.doubtful.add(name)
+                    self.reading.possibly_empty.add(name)
 
     def _source(self, node: torch.fx.Node, reason: str) -> None:
         """`node` as an input of the Semantic graph."""

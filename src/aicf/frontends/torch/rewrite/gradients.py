@@ -1,12 +1,12 @@
-"""Of which tensors of a graph a gradient is asked: those that autograd would record and that something returned depends on.
+"""Which tensors of a graph need a gradient: those that autograd records and that a returned tensor depends on.
 
-    with torch.no_grad(): y = attention(q, k, v)      not asked: nothing is recorded
-    y = attention(frozen(x))                          not asked: neither x nor the weights require a gradient
-    y = attention(q, k, v).detach()                   not asked: what is recorded ends there
-    y = attention(proj(x))                            asked, through the weights of proj
+    with torch.no_grad(): y = attention(q, k, v)      no: nothing is recorded
+    y = attention(frozen(x))                          no: neither x nor the weights require a gradient
+    y = attention(q, k, v).detach()                   no: the record ends at detach
+    y = attention(proj(x))                            yes, through the weights of proj
 
-Dynamo has run every node of its graph on fakes, in the modes of the program, so that its tensors tell whether they require a
-gradient. Nodes of the graph that is traced again say from which one they come.
+Dynamo runs every node of its graph on fake tensors in the program's modes, so the `requires_grad` of these tensors is known. Each
+node of the traced graph refers to the node of Dynamo's graph that it comes from.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", 
 
 
 class Gradients:
-    """What autograd does with one graph of Dynamo's, `gm`, called with `inputs`."""
+    """What autograd records of a graph of Dynamo's, `gm`, called with `inputs`."""
 
     def __init__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
         self.recorded = {n.name for n in gm.graph.nodes if n.op not in ("placeholder", "output") and _requires(n, gm)}
         self.given = [isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
-        # Bodies of higher-order ops (checkpoints, custom functions) become a part of the graph, with names of their own, and what
-        # they or hooks do to a gradient does not: where they are in a gradient's way, nothing of the graph may be replaced.
+        # Bodies of higher-order ops (checkpoints, custom functions) are inlined in the traced graph under other names. Their
+        # effect on gradients, and that of hooks, is not in it: where a gradient passes one, no region may be replaced.
         self.bodies = any(_has_body(n) for n in gm.graph.nodes)
-        self.in_the_way = any((_has_body(n) and n.name in self.recorded) or n.target in _HOOKS for n in gm.graph.nodes)
-        self.asked = _asked(gm, self.recorded)
+        self.has_hooks_or_bodies = any((_has_body(n) and n.name in self.recorded) or n.target in _HOOKS for n in gm.graph.nodes)
+        self.required = _required(gm, self.recorded)
 
-    def is_asked(self, node: torch.fx.Node) -> bool:
-        """Whether a gradient is asked of what `node` computes, a node of the graph that is traced from `gm`."""
-        return bool(self.asked) and (self.in_the_way or _origin(node) in (self.asked | {None}))
+    def is_required(self, node: torch.fx.Node) -> bool:
+        """Whether the result of `node`, a node of the graph traced from `gm`, needs a gradient."""
+        return bool(self.required) and (self.has_hooks_or_bodies or _origin(node) in (self.required | {None}))
 
     def detach_regions(self, traced: torch.fx.GraphModule) -> None:
-        """Makes every region of `traced` read detached tensors where they require a gradient: none is asked of what it computes,
-        and it may stand outside of the program's `no_grad`."""
+        """Makes every region of `traced` read detached tensors where they require a gradient. No gradient of a region is needed,
+        but its call may lie outside of the program's `no_grad` block."""
         if not (self.recorded or any(self.given) or any(p.requires_grad for p in traced.parameters())):
             return
         order = {n: k for k, n in enumerate(traced.graph.find_nodes(op="placeholder"))}
@@ -77,18 +77,18 @@ def _origin(node: torch.fx.Node) -> str | None:
 
 def _requires(node: torch.fx.Node, gm: torch.fx.GraphModule) -> bool:
     value = getattr(gm, str(node.target), None) if node.op == "get_attr" else node.meta.get("example_value")
-    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in _flat(value))
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in _flatten(value))
 
 
-def _flat(value: Any) -> Iterator[Any]:
+def _flatten(value: Any) -> Iterator[Any]:
     if isinstance(value, list | tuple):
         for x in value:  # type: ignore[reportUnknownVariableType]
-            yield from _flat(x)
+            yield from _flatten(x)
     else:
         yield value
 
 
-def _asked(gm: torch.fx.GraphModule, recorded: set[str]) -> set[str]:
+def _required(gm: torch.fx.GraphModule, recorded: set[str]) -> set[str]:
     """Of the `recorded` nodes those that a result depends on through recorded nodes; all of them where tensors are changed in
     place, since what reads them then need not be a user of what was written."""
     if any(_changes(n) for n in gm.graph.nodes):

@@ -1,10 +1,10 @@
-"""In which order the dimensions of a region's output lie in memory.
+"""The memory order of the dimensions of a region's output.
 
     %o = matmul(%p, %v)                        [B, H, N, D]
-    %t = transpose.int(%o, 1, 2)               [B, N, H, D]      the kernel writes %o in the order B, N, H, D:
-    %r = reshape(%t, [B, N, H * D])                              this is a view then, where eager copies
+    %t = transpose.int(%o, 1, 2)               [B, N, H, D]      the kernel writes %o in memory order B, N, H, D;
+    %r = reshape(%t, [B, N, H * D])                              the reshape is then a view, where eager copies
 
-What PyTorch lays out otherwise than row by row keeps its layout, since views may rely on it.
+A tensor that is not row-major in PyTorch keeps its layout, since views may depend on it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A region's own ops as PyTorch runs them, for calls with a size below 1.
+"""A region's original ops, for calls with a size below 1.
 
-Kernels and the proofs behind them take every size to be at least 1. Sizes that depend on data (`x[keep]`, `n.item()`) are known
-only when the graph runs, and may be 0 then, or less where a number is no length: such a call takes these ops instead, so that its
-result, or its error, is PyTorch's.
+Kernels assume, and their proofs use, that every size is at least 1. Sizes that depend on data (`x[keep]`, `n.item()`) are known
+only when the graph runs and may be 0 (or negative, for a number that is not a length). Such a call runs the original ops, so
+that its result, or its error, is PyTorch's.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import torch
 from aicf.frontends.torch.read.reader import written_by
 
 
-class NotCopied(Exception):
-    """Ops that cannot be run apart from their graph; the message says why, for people."""
+class CannotCopy(Exception):
+    """The ops cannot be copied into a graph of their own; the message says why."""
 
 
 @dataclass(frozen=True)
-class AsWritten:
+class OriginalOps:
     """`module`, called on a region's inputs and then on `numbers`, gives the region's outputs."""
 
     module: torch.fx.GraphModule
     numbers: list[torch.fx.Node]
 
 
-def as_written(
+def original_ops(
     gm: torch.fx.GraphModule, inputs: Sequence[torch.fx.Node], outputs: Sequence[torch.fx.Node], same: Mapping[Any, Any]
-) -> AsWritten:
-    """The ops of `gm` between `inputs` and `outputs`. `same`: nodes by what has taken their place. Raises NotCopied."""
+) -> OriginalOps:
+    """The ops of `gm` between `inputs` and `outputs`. `same`: replaced nodes and their replacements. Raises CannotCopy."""
     graph, numbers = torch.fx.Graph(), list[torch.fx.Node]()
     found: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in inputs:
@@ -43,13 +43,13 @@ def as_written(
         if node in between:
             found[node] = graph.node_copy(node, found.__getitem__)
     graph.output([found[x] for x in outputs])
-    return AsWritten(torch.fx.GraphModule(gm, graph), numbers)
+    return OriginalOps(torch.fx.GraphModule(gm, graph), numbers)
 
 
 def _between(
     outputs: Sequence[torch.fx.Node], given: Collection[torch.fx.Node], numbers: list[torch.fx.Node]
 ) -> set[torch.fx.Node]:
-    """What `outputs` are computed by from `given` and from numbers, which are noted in `numbers`."""
+    """The nodes that compute `outputs` from `given` and from numbers; the numbers are added to `numbers`."""
     found: set[torch.fx.Node] = set()
     stack = list(outputs)
     while stack:
@@ -60,7 +60,7 @@ def _between(
             numbers.append(node)
             continue
         if node.op == "placeholder" or written_by(node):
-            raise NotCopied("a size of it depends on data and may be 0, and its ops change tensors in place")
+            raise CannotCopy("a size of it depends on data and may be 0, and its ops change tensors in place")
         found.add(node)
         stack += node.all_input_nodes
     return found

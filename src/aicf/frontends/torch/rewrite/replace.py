@@ -1,11 +1,11 @@
-"""The traced graph with each streamed region replaced by one call.
+"""Replaces each streamed region of the traced graph by one call.
 
     %scores = matmul(%q, %k_t)                        %region = aicf.region(4711, [%q, %k, %v], [])
     %p = softmax(%scores, -1)                  ->     %o = getitem(%region, 0)
     %o = matmul(%p, %v)
 
-Everything else keeps its order. An input that is changed in place before the region can be called is copied while it is whole;
-a region whose outputs are changed in place at the wrong time is left alone, with a reason.
+Everything else keeps its order. An input that is changed in place before the region can be called is copied before the change. A
+region whose outputs are changed in place too early is refused with the reason.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from aicf.runtime.device import DeviceExecutable
 from aicf.semantic import Node
 
 from .layouts import memory_order
-from .original_ops import AsWritten, NotCopied, as_written
+from .original_ops import CannotCopy, OriginalOps, original_ops
 
-# Checks of element type and shape that were already made while tracing; they would keep a replaced tensor alive.
-_SETTLED = (torch.ops.aten._assert_tensor_metadata.default,)
+# Checks of type and shape that hold since the trace; their uses would keep a replaced tensor alive.
+_CHECKED = (torch.ops.aten._assert_tensor_metadata.default,)
 
 
 class CannotPlace(Exception):
-    """A region that cannot be called from this graph; the message says why, for people. `node`: the tensor that is in the way."""
+    """A region cannot be called from this graph; the message says why. `node`: the tensor that prevents it."""
 
     def __init__(self, message: str, node: Node) -> None:
         super().__init__(message)
@@ -48,12 +48,12 @@ class Place:
     inputs: list[torch.fx.Node]
     outputs: list[torch.fx.Node]
     copied: dict[torch.fx.Node, int]
-    written: AsWritten | None = None
+    original: OriginalOps | None = None
 
 
-def misplaced(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[RegionResult]) -> set[Node]:
-    """Tensors on the rims of streamed regions that make them impossible to call, and that FX computes from others: regions that
-    are cut elsewhere may be possible."""
+def uncallable_tensors(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[RegionResult]) -> set[Node]:
+    """Inputs and outputs of streamed regions that prevent the call and are not inputs of the graph: regions with other borders
+    may be possible."""
     nodes = list(gm.graph.nodes)
     found: set[Node] = set()
     for result in results:
@@ -80,15 +80,15 @@ def rewrite(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[Region
             continue
         try:
             place = _plan(reading, nodes, result, copies=True)
-            if not reading.doubtful.isdisjoint(size_names(result)):
-                place = replace(place, written=as_written(gm, place.inputs, place.outputs, new))
-        except (CannotPlace, NotCopied) as no:
+            if not reading.possibly_empty.isdisjoint(size_names(result)):
+                place = replace(place, original=original_ops(gm, place.inputs, place.outputs, new))
+        except (CannotPlace, CannotCopy) as no:
             result.refuse(str(no))
         else:
             placed[_apply(gm, reading, nodes, result, place, new)] = result
     if placed:
         for node in list(gm.graph.nodes):
-            if node.op == "call_function" and node.target in _SETTLED and not node.users:
+            if node.op == "call_function" and node.target in _CHECKED and not node.users:
                 gm.graph.erase_node(node)
         _erase_dead_writes(gm.graph)
         gm.graph.eliminate_dead_code()
@@ -128,7 +128,7 @@ def _erase_dead_writes(graph: torch.fx.Graph) -> None:
 
 def _plan(reading: Reading, nodes: list[torch.fx.Node], result: RegionResult, copies: bool) -> Place:
     at = max((k for k, n in enumerate(nodes) if n.op == "placeholder"), default=0)
-    starts = {node: min(_start(reading, a) for a in reading.anchors[node]) for node in result.inputs}
+    starts = {node: min(_first_position(reading, a) for a in reading.anchors[node]) for node in result.inputs}
     last = max(starts, key=lambda n: starts[n])
     at = max(at, starts[last])
     for name in size_names(result):
@@ -136,8 +136,8 @@ def _plan(reading: Reading, nodes: list[torch.fx.Node], result: RegionResult, co
             raise CannotPlace(f"size {name} is in no tensor's shape", result.outputs[0])
         at = max(at, reading.positions[reading.sizes[name][0]])
     copied: dict[torch.fx.Node, int] = {}
-    inputs = [_held(reading, node, at, last, copied if copies else None) for node in result.inputs]
-    outputs = [_replaceable(reading, nodes, node, at) for node in result.outputs]
+    inputs = [_input_at(reading, node, at, last, copied if copies else None) for node in result.inputs]
+    outputs = [_output_at(reading, nodes, node, at) for node in result.outputs]
     for node, fx in zip([*result.inputs, *result.outputs], [*inputs, *outputs], strict=True):
         _on_device(result, node, fx)
     return Place(at, inputs, outputs, copied)
@@ -163,14 +163,14 @@ def _apply(
             size = _size(gm, reading, name)
         sizes.append(size)
         last = size if isinstance(size, torch.fx.Node) and size.op == "call_function" and size not in nodes else last
-    for node in place.written.numbers if place.written is not None else ():
+    for node in place.original.numbers if place.original is not None else ():
         sizes.append(node)
         last = max(last, node, key=lambda n: list(gm.graph.nodes).index(n))
     with gm.graph.inserting_after(last):
         # The kernel writes rows along the last dimension; another innermost one needs a copy.
         orders = [memory_order(old) for old in outputs]
         direct = [o if o[-1:] == (len(o) - 1,) else tuple(range(len(o))) for o in orders]
-        number = register(result, direct, place.written and place.written.module, reading.doubtful)
+        number = register(result, direct, place.original and place.original.module, reading.possibly_empty)
         call = gm.graph.call_function(REGION, (number, inputs, sizes))
     call.meta = {k: v for k, v in outputs[0].meta.items() if k in ("stack_trace", "seq_nr", "from_node")}
     last = call
@@ -187,20 +187,20 @@ def _apply(
     return number
 
 
-def _start(reading: Reading, a: Anchor) -> int:
+def _first_position(reading: Reading, a: Anchor) -> int:
     return max(a.since, reading.positions[a.fx])
 
 
-def _held(reading: Reading, node: Node, at: int, last: Node, copied: dict[torch.fx.Node, int] | None) -> torch.fx.Node:
+def _input_at(reading: Reading, node: Node, at: int, last: Node, copied: dict[torch.fx.Node, int] | None) -> torch.fx.Node:
     """An FX node that holds the tensor of `node` right after position `at`, where `last` is there as well, or one that held it
     before, to be noted in `copied` if that is allowed."""
     for a in reading.anchors[node]:
-        if _start(reading, a) <= at < a.until:
+        if _first_position(reading, a) <= at < a.until:
             return a.fx
     if copied is not None:
         for a in reading.anchors[node]:
-            if _start(reading, a) < a.until and a.fx not in copied:
-                copied[a.fx] = _start(reading, a)
+            if _first_position(reading, a) < a.until and a.fx not in copied:
+                copied[a.fx] = _first_position(reading, a)
                 return a.fx
     raise CannotPlace(f"{node.name} is changed in place before {last.name}, which the region needs too, exists", last)
 
@@ -213,7 +213,7 @@ def _copy(gm: torch.fx.GraphModule, after: torch.fx.Node, source: torch.fx.Node)
     return made
 
 
-def _replaceable(reading: Reading, nodes: list[torch.fx.Node], node: Node, at: int) -> torch.fx.Node:
+def _output_at(reading: Reading, nodes: list[torch.fx.Node], node: Node, at: int) -> torch.fx.Node:
     first = reading.anchors[node][0]
     old, own = first.fx, reading.positions[first.fx]
     key = storage_of(old.meta.get("val"))

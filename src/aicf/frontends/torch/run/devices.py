@@ -1,4 +1,4 @@
-"""Which target the tensors of a call are on: CUDA tensors mean kernels for their GPU."""
+"""The target for the tensors of a call: CUDA tensors mean kernels for their GPU."""
 
 from __future__ import annotations
 

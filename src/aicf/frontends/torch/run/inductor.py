@@ -1,17 +1,17 @@
-"""Inductor for the rest of a graph, kept from what it does wrong.
+"""Inductor for the rest of a graph, with workarounds for two of its bugs.
 
 Attention patterns (PyTorch 2.10 to 2.13, pytorch#196468 and #195320). Inductor replaces subgraphs of the form
-softmax(q k^T) v by its own attention. The patterns are kept on disk with every number and list of numbers left out, and
-are compared in this form only: a softmax over the queries, or over the batch, a K that is permuted in another way, another scale
-and another fill value pass for the attention that they are not.
+softmax(q k^T) v by its own attention. The patterns come precompiled, with every number and list of
+numbers left out, and are compared only in this form. A softmax over the queries or the batch, another permutation of K, another
+scale or another fill value therefore match as well, and the result is wrong.
 
     softmax(q @ k^T, -2) @ v      is taken for      softmax(q @ k^T, -1) @ v
 
-PyTorch has the exact comparison too: a pattern that is not kept on disk is traced for the sizes at hand and compared once more,
-numbers included. Here each match is compared in that way before it counts. What does not pass stays as it is written.
+PyTorch also has the exact comparison: a pattern that is not precompiled is traced for the sizes at hand and compared again,
+numbers included. Here each match must pass that comparison. Otherwise the ops stay as they are.
 
-C++ wrapper. A call of a region from Inductor's C++ wrapper ends the process (a Python op that gives a list of tensors), so that
-graphs with regions keep the Python wrapper.
+C++ wrapper. Calling a region from Inductor's C++ wrapper crashes the process (a Python op that returns a list of tensors), so
+graphs with regions use the Python wrapper.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def through_inductor(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any
     changed: dict[str, Any] = {"joint_custom_pre_pass": ExactPatterns(inductor_config.joint_custom_pre_pass)}
     if any(n.target is REGION for n in module.graph.nodes):
         changed["cpp_wrapper"] = False
-    with _as_before():
+    with _restored_patterns():
         return compile_fx(module, list(inputs), config_patches=changed)
 
 
-def cannot_write(error: BaseException | None) -> str:
+def missing_directory(error: BaseException | None) -> str:
     """What an error of Inductor's says where the reason is a folder or file that this user may not write, or that is not there;
     empty for other errors. Read-only systems and users without a home have such."""
     while error is not None:
@@ -53,8 +53,8 @@ def cannot_write(error: BaseException | None) -> str:
 
 
 class ExactPatterns(CustomGraphPass):
-    """Makes Inductor's attention patterns exact, and is a part of the key of its cache: what was compiled without it does not
-    count here. `others`: passes that the user has set, which run first."""
+    """Makes Inductor's attention patterns exact. It is part of the key of Inductor's cache, so that code compiled without it is
+    not reused. `others`: passes that the user has set; they run first."""
 
     def __init__(self, others: Any) -> None:
         self.others: list[Any] = [] if others is None else [*others] if isinstance(others, list | tuple) else [others]
@@ -76,13 +76,13 @@ class _Exact:
 
     def __init__(self, loose: Any) -> None:
         self.loose = loose
-        self.exact = _without_kept_pattern(loose)
+        self.exact = _exact_check(loose)
 
     def __call__(self, match: Any) -> bool:
         return self.exact is not None and self.exact(match)
 
 
-def _without_kept_pattern(check: Any) -> Callable[[Any], bool] | None:
+def _exact_check(check: Any) -> Callable[[Any], bool] | None:
     """The function `check` with the variable that holds the pattern from disk empty; None where it has no such variable."""
     if not isinstance(check, types.FunctionType) or _KEPT not in check.__code__.co_freevars:
         return None
@@ -100,7 +100,7 @@ def _entries() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _as_before() -> Iterator[None]:
+def _restored_patterns() -> Iterator[None]:
     """Leaves the patterns to other backends as they were."""
     try:
         yield

@@ -2,8 +2,8 @@
 
     %region = aicf.region.default(4711, [%q, %k, %v], [%s0])    ->    a list of fresh tensors
 
-The first argument names an entry of this process's table. It is a hash of the region's content, so that a graph that Inductor
-kept on disk means the same region in the next process, or misses.
+The first argument is the key of an entry in this process's table. It is a hash of the region's content, so that a graph from
+Inductor's disk cache means the same region in another process, or is not found.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Place = tuple[Numbers, Numbers] | Callable[..., tuple[Numbers, Numbers]]  # shap
 @dataclass(frozen=True)
 class Entry:
     """A region that can be called: its executable, which of the given sizes that takes, and how to make its outputs: shape,
-    strides, type. `written`: what runs where one of the given sizes numbered by `doubtful` is below 1, called on the inputs and
-    all sizes from `own` on."""
+    strides, type. `original`: what runs where one of the given sizes numbered by `possibly_empty` is below 1, called on the
+    inputs and all sizes from `own` on."""
 
     executable: Executable
     picks: tuple[int, ...]
     outputs: tuple[tuple[Place, torch.dtype], ...]
-    written: torch.fx.GraphModule | None = None
-    doubtful: tuple[int, ...] = ()
+    original: torch.fx.GraphModule | None = None
+    possibly_empty: tuple[int, ...] = ()
     own: int = 0
 
 
@@ -62,25 +62,28 @@ def size_names(result: RegionResult) -> list[str]:
 
 
 def register(
-    result: RegionResult, orders: Sequence[Order], written: torch.fx.GraphModule | None = None, doubtful: Collection[str] = ()
+    result: RegionResult,
+    orders: Sequence[Order],
+    original: torch.fx.GraphModule | None = None,
+    possibly_empty: Collection[str] = (),
 ) -> int:
     """Enters a streamed region in the table and returns its number. `orders`: the dimensions of each output, outermost in memory
-    first, the last dimension innermost. `written`: what runs where one of the sizes `doubtful` is below 1; it takes the inputs
-    and what a call gives beyond `size_names`."""
+    first, the last dimension innermost. `original`: what runs where one of the sizes `possibly_empty` is below 1; it takes the
+    inputs and what a call gives beyond `size_names`."""
     executable = result.executable
     assert executable is not None
     names = size_names(result)
     outputs = tuple(
         (_place(node, names, order), TORCH_DTYPE[node.type.dtype]) for node, order in zip(result.outputs, orders, strict=True)
     )
-    picks, unsure = (tuple(names.index(n) for n in own) for own in (result.size_names, [n for n in names if n in doubtful]))
-    entry = Entry(executable, picks, outputs, written, unsure, len(names))
-    handle = _content(result, executable, orders, written.code if written is not None else "")
+    picks, unsure = (tuple(names.index(n) for n in own) for own in (result.size_names, [n for n in names if n in possibly_empty]))
+    entry = Entry(executable, picks, outputs, original, unsure, len(names))
+    handle = _content(result, executable, orders, original.code if original is not None else "")
     _ENTRIES[handle] = entry
     return handle
 
 
-def _content(result: RegionResult, executable: Executable, orders: Sequence[Order], written: str) -> int:
+def _content(result: RegionResult, executable: Executable, orders: Sequence[Order], original: str) -> int:
     """A hash of all that decides what a call does: the meaning, and the kernel, machine and threads that options have led to."""
     nodes = [(n.name, n.op, [x.name for x in n.inputs], n.attrs, n.type) for n in result.nodes]
     ends = [[(n.name, n.type) for n in own] for own in (result.inputs, result.outputs)]
@@ -88,7 +91,7 @@ def _content(result: RegionResult, executable: Executable, orders: Sequence[Orde
     binding = executable.binding
     bound = [dict(binding.inputs), dict(binding.outputs)]
     built = (kernel_fingerprint(executable.kernel), bound, binding.sizes, executable.threads, executable.backend.name, machine)
-    return int(fingerprint(nodes, ends, result.size_names, orders, written, *built)[:15], 16)
+    return int(fingerprint(nodes, ends, result.size_names, orders, original, *built)[:15], 16)
 
 
 def _place(node: Node, names: Sequence[str], order: Order) -> Place:
@@ -106,17 +109,17 @@ def _place(node: Node, names: Sequence[str], order: Order) -> Place:
 
 
 def run_region(handle: int, inputs: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
-    """What the op does. Called by itself it leaves out PyTorch's dispatcher, which takes longer than a small kernel; that is for
-    plain tensors, which are not negated when they are read. It goes to the dispatcher where somebody listens there (a
-    FakeTensorMode, a counter of operations)."""
+    """The op. Called directly, it skips PyTorch's dispatcher, which takes longer than a small kernel; this is valid for plain
+    tensors without a negative bit. It goes through the dispatcher when a dispatch mode is active (a FakeTensorMode, a FLOP
+    counter)."""
     if _MODES():
         return REGION(handle, inputs, sizes)
     entry = _ENTRIES[handle]
-    if entry.written is not None and any(sizes[k] < 1 for k in entry.doubtful):
-        return _as_written(entry, entry.written, inputs, sizes)
+    if entry.original is not None and any(sizes[k] < 1 for k in entry.possibly_empty):
+        return _run_original(entry, entry.original, inputs, sizes)
     if isinstance(entry.executable, DeviceExecutable):
         return _launch(entry, entry.executable, inputs, sizes)
-    # Functions of C's and loops, no functions of Python's: under torch.compile each call of those costs a microsecond.
+    # C functions and loops only: under torch.compile each call of a Python function costs a microsecond.
     made: list[torch.Tensor] = []
     for place, dtype in entry.outputs:
         shape, strides = place if isinstance(place, tuple) else place(*sizes)
@@ -132,7 +135,7 @@ def run_region(handle: int, inputs: list[torch.Tensor], sizes: list[int]) -> lis
 
 
 def _empty(entry: Entry, sizes: list[Any], device: torch.device) -> list[torch.Tensor]:
-    """A region's outputs, nothing in them yet."""
+    """A region's outputs, uninitialised."""
     made: list[torch.Tensor] = []
     for place, dtype in entry.outputs:
         shape, strides = place if isinstance(place, tuple) else place(*sizes)
@@ -140,10 +143,10 @@ def _empty(entry: Entry, sizes: list[Any], device: torch.device) -> list[torch.T
     return made
 
 
-def _as_written(
+def _run_original(
     entry: Entry, module: torch.fx.GraphModule, inputs: list[torch.Tensor], sizes: list[int]
 ) -> list[torch.Tensor]:
-    """What the region's own ops give, laid out as its outputs are."""
+    """The results of the region's original ops, in the memory layout of its outputs."""
     found = module(*inputs, *sizes[entry.own :])
     return [new.copy_(x) for new, x in zip(_empty(entry, sizes, inputs[0].device), found, strict=True)]
 

@@ -19,7 +19,7 @@ from aicf.frontends.torch.diagnostics.failures import error_line, refuse_all
 from aicf.frontends.torch.options import BackendOptions
 from aicf.report import GraphReport
 
-from .inductor import cannot_write, through_inductor
+from .inductor import missing_directory, through_inductor
 from .region_op import REGION, run_region
 
 Module = torch.fx.GraphModule
@@ -33,10 +33,10 @@ def compile_rest(
     module = gm if rewritten is None else rewritten
     if rewritten is not None and options.rest == "auto" and only_regions(rewritten):
         report.rest = "nothing"
-        return _direct(rewritten, inputs)
+        return _as_python(rewritten, inputs)
     if options.rest == "eager" or (options.rest == "auto" and not has_compiler()):
         report.rest = "eager"
-        return _direct(module, inputs)
+        return _as_python(module, inputs)
     report.rest = "inductor"
     try:
         return through_inductor(module, inputs)
@@ -46,18 +46,18 @@ def compile_rest(
         _note_no_compiler(str(e).splitlines()[0])
         report.rest = "eager"
         return module.forward
-    except RestartAnalysis:  # Dynamo traces again, with a float that Inductor cannot take as a constant
+    except RestartAnalysis:  # not an error: Dynamo traces again, with a float as a runtime value
         raise
     except Exception as e:
-        no_place = cannot_write(e)
-        if no_place and options.rest == "auto":  # code is made for a place on disk, and there is none
+        no_folder = missing_directory(e)
+        if no_folder and options.rest == "auto":  # Inductor needs a folder for its files
             warnings.warn(
-                f"Inductor finds no place for its files ({no_place}): what AICF does not stream runs eagerly", stacklevel=2
+                f"Inductor has no folder for its files ({no_folder}): what AICF does not stream runs eagerly", stacklevel=2
             )
             report.rest = "eager"
-            return _direct(module, inputs)
+            return _as_python(module, inputs)
         if options.rest == "auto" and any(n.target is FLEX for n in module.graph.nodes):
-            # Inductor's own kernels for it take less than eager does (no views as queries on a CPU, in PyTorch 2.13).
+            # Inductor's own kernels for it accept fewer inputs than eager does (no views as queries on a CPU, in PyTorch 2.13).
             notices.warn("Inductor fails on a flex_attention that is not streamed: the graph runs op by op, scores in memory")
             report.rest = "eager"
             return module.forward
@@ -69,7 +69,7 @@ def compile_rest(
 
 
 def only_regions(module: Module) -> bool:
-    """Whether nothing is left beside regions but views, for which no code need be made."""
+    """Whether only views are left beside the regions, which need no code from Inductor."""
     aten = torch.ops.aten
     views = (
         operator.getitem, REGION, aten.sym_size.int, aten.view.default, aten.permute.default, aten.transpose.int, aten.t.default,
@@ -79,7 +79,7 @@ def only_regions(module: Module) -> bool:
     return all(n.op in ("placeholder", "output") or (n.op == "call_function" and n.target in views) for n in module.graph.nodes)
 
 
-def _direct(module: Module, inputs: Sequence[Any]) -> Callable[..., Any]:
+def _as_python(module: Module, inputs: Sequence[Any]) -> Callable[..., Any]:
     """`module` run as Python, its regions without PyTorch's dispatcher where all inputs are plain tensors (Dynamo guards their
     types and dispatch keys)."""
     plain = (torch.Tensor, torch.nn.Parameter, FakeTensor)
@@ -116,7 +116,7 @@ def _note_no_compiler(why: str) -> None:
 
 
 def _undo_detach(call: torch.fx.Node) -> None:
-    """Makes a region that is called without PyTorch's dispatcher, and so without autograd, read what was detached for it."""
+    """Removes the detach ops before a region that is called without PyTorch's dispatcher, and so without autograd."""
     read: Any = call.args[1]
     call.args = (call.args[0], [x.args[0] if x.target is _DETACH else x for x in read], call.args[2])
     for x in read:

@@ -1,6 +1,6 @@
-"""Tiles of a call whose mask depends on tensors, counted from what these hold: for explanations, which have a call's tensors.
+"""Counts the skipped tiles of a call whose mask depends on tensors, for explanations.
 
-Only what the mask's tensors are made of is computed, before the call itself runs; no attention is.
+Only the tensors that the mask is computed from are evaluated, before the call itself runs; no attention is computed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from aicf.scalar import Load, walk
 
 from .region_op import REGION, size_names
 
-EAGER_BYTES = 1 << 30  # scores that the call of an explanation may write to memory
-MOST_READ = 1 << 27  # elements of a mask
+EAGER_LIMIT = 1 << 30  # scores that the call of an explanation may write to memory
+MAX_MASK_ELEMENTS = 1 << 27  # elements of a mask
 log = logging.getLogger("aicf")
 
 
@@ -38,12 +38,12 @@ def count_tiles(module: GraphModule, regions: Sequence[RegionResult], values: Se
 
 
 def explained_call(gm: GraphModule, rewritten: GraphModule | None, report: GraphReport) -> Callable[..., Any]:
-    """`gm` as it is, or its regions streamed where that would take a lot of memory; its first call's tensors say how many tiles
-    are skipped."""
+    """The callable of an explanation: `gm` itself, or the rewritten graph where the scores would take more than EAGER_LIMIT
+    bytes. The tensors of its first call are used to count skipped tiles."""
     report.rest = "eager"
     counted = rewritten is None
     streamed = [r for r in report.regions if r.status == "streamed"]
-    heavy = max((r.bytes_unfused or 0 for r in streamed), default=0) > EAGER_BYTES
+    heavy = max((r.bytes_unfused or 0 for r in streamed), default=0) > EAGER_LIMIT
     here = not any(isinstance(r.executable, DeviceExecutable) for r in streamed)
     module = rewritten if rewritten is not None and heavy and here else gm
 
@@ -54,7 +54,7 @@ def explained_call(gm: GraphModule, rewritten: GraphModule | None, report: Graph
             assert rewritten is not None
             try:
                 count_tiles(rewritten, report.regions, values)
-            except Exception as e:  # the call's own mistakes show when it runs
+            except Exception as e:  # an error of the call itself is raised when it runs
                 log.debug("the tiles of a call were not counted: %s", e, exc_info=True)
         return module.forward(*values)
 
@@ -71,10 +71,10 @@ def _count(module: GraphModule, call: Node, region: RegionResult, values: Sequen
     needed = _ancestors([*wanted.values(), *numbers])
     if needed is None:
         return
-    found = _Part(module, needed).of(values)
+    found = _Subgraph(module, needed).of(values)
     tensors = {name: found[node] for name, node in wanted.items()}
     given = [int(found[n]) if isinstance(n, Node) else int(n) for n in sizes]  # type: ignore[union-attr, arg-type]
-    if any(t.numel() > MOST_READ for t in tensors.values()):
+    if any(t.numel() > MAX_MASK_ELEMENTS for t in tensors.values()):
         return
     arrays = {name: _array(t) for name, t in tensors.items()}
     try:
@@ -89,7 +89,7 @@ def _array(t: torch.Tensor) -> np.ndarray:
 
 
 def _ancestors(nodes: Iterable[Node]) -> set[Node] | None:
-    """What `nodes` are made of, with them; None where it cannot be computed by itself."""
+    """`nodes` and all that they are computed from; None where that cannot be computed without the rest of the graph."""
     found: set[Node] = set()
     left = list(nodes)
     while left:
@@ -104,7 +104,7 @@ def _ancestors(nodes: Iterable[Node]) -> set[Node] | None:
     return found
 
 
-class _Part(Interpreter):
+class _Subgraph(Interpreter):
     """Runs some nodes of a graph."""
 
     def __init__(self, module: GraphModule, needed: set[Node]) -> None:
