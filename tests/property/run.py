@@ -1,8 +1,8 @@
 """Thousands of random attention programs: `python -m tests.property.run --count 1000 --seed 0 --jobs 2`.
 
-Program k of a run has seed `seed + k`. Every failure is printed reduced: the smallest set of choices that still fails, as source
-text, with the command that runs it again. A program is a text with dtype, schedule, sizes and data; counted are also how many
-differ in more than their data, how many texts there were, what ran at each level, and the kernels that were compiled.
+Program k of a run has seed `seed + k * step`. Every failure is printed reduced: the smallest set of choices that still fails, as
+source text, with the command that runs it again. A program is a text with dtype, schedule, sizes and data; counted are also how
+many differ in more than their data, how many texts there were, what ran at each level, and the kernels that were compiled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -76,6 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.property.run", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--step", type=int, default=1, help="draw draw one seed of so many: with 32, no two share a text")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--levels", default=",".join(LEVELS))
     parser.add_argument("--set", action="append", default=[], metavar="CHOICE=OPTION", help="override a choice by option number")
@@ -91,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
         torch.set_num_threads(1)
         overrides = {k: int(v) for k, _, v in (x.partition("=") for x in a.set)}
         return _show(a.seed, overrides, levels)
-    return _many(a.seed, a.count, a.jobs, levels, a.seconds, a.reduce)
+    return _many(range(a.seed, a.seed + a.count * a.step, a.step), a.jobs, levels, a.seconds, a.reduce)
 
 
 def _show(seed: int, overrides: Mapping[str, int], levels: tuple[str, ...]) -> int:
@@ -107,10 +108,9 @@ def _show(seed: int, overrides: Mapping[str, int], levels: tuple[str, ...]) -> i
     return 1
 
 
-def _many(seed: int, count: int, jobs: int, levels: tuple[str, ...], seconds: float, found: int) -> int:
+def _many(seeds: Sequence[int], jobs: int, levels: tuple[str, ...], seconds: float, found: int) -> int:
     chunk = SHARED
-    starts = range(seed, seed + count, chunk)
-    work = [(list(range(s, min(s + chunk, seed + count))), levels) for s in starts]
+    work = [(list(seeds[k : k + chunk]), levels) for k in range(0, len(seeds), chunk)]
     started = time.time()
     ran: collections.Counter[str] = collections.Counter()
     statuses: collections.Counter[str] = collections.Counter()
@@ -144,7 +144,7 @@ def _many(seed: int, count: int, jobs: int, levels: tuple[str, ...], seconds: fl
                 pool.terminate()
                 break
     print(
-        f"\nseeds {seed} to {seed + count - 1}: {done} programs, {len(wholes)} different in more than data, {len(texts)} texts, "
+        f"\nseeds {seeds[0]} to {seeds[-1]}: {done} programs, {len(wholes)} different in more than data, {len(texts)} texts, "
         f"{time.time() - started:.0f} s",
         flush=True,
     )
