@@ -107,3 +107,13 @@ def test_weights_masked_and_renormalised_in_rows_without_keys(weights: str, norm
     p = written(lines, given("keep", "b 1 n m", keep), dtype=dtype, schedule=schedule, strict=at % 4 == 3)
     out = check(p, ("cpu",))
     assert out.failed is None, f"{out.failed}\n{p}"
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+@pytest.mark.parametrize("shift", [-85.0, -88.0, -89.0, -95.0, -104.0])
+def test_sums_of_weights_that_vanish(shift: float, strict: bool) -> None:
+    """The last number above 0 of a sigmoid or an exponential is eager's: where all weights of a row are 0, so are they here."""
+    for weights in ("torch.sigmoid(s)", "torch.exp(s)", "torch.sigmoid(s) * torch.sigmoid(-s)"):
+        lines = f"s = q @ k.mT * 0.2 + ({shift})\np = {weights} * (j < i - 4)\np = p / p.sum(-1, keepdim=True)\n"
+        out = check(written(f"{lines}return p @ v", strict=strict), ("cpu",))
+        assert out.failed is None or "differ in being" not in out.failed[1], f"{weights}: {out.failed}"

@@ -139,9 +139,14 @@ def _erf(x: Any) -> Any:
 
 
 def _sigmoid(x: Any) -> Any:
+    """1 / (1 + exp(-x)), 0 from where exp(-x) overflows in the type of x, as in PyTorch (halves are computed as float32)."""
     x = np.asarray(x)
-    e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + e), e / (1 + e)).astype(x.dtype if x.dtype.kind == "f" else np.float32)
+    kind = x.dtype if x.dtype.kind == "f" else np.dtype(np.float32)
+    wide = x.astype(np.float64)
+    with np.errstate(over="ignore"):
+        y = 1 / (1 + np.exp(-wide))
+    most = np.log(float(np.finfo(np.float64 if kind.itemsize > 4 else np.float32).max))
+    return np.where(wide < -most, 0.0, y).astype(kind)
 
 
 def _softplus(x: Any) -> Any:
@@ -214,7 +219,7 @@ _ROWS = [
              derivative=rules.d_rsqrt),
     Function("tanh", 1, "float", _rounded_once(np.tanh), monotone=1, sign="of all", cost="transcendental",
              derivative=rules.d_tanh),
-    Function("sigmoid", 1, "float", _rounded_once(_sigmoid), monotone=1, sign="positive", cost="transcendental",
+    Function("sigmoid", 1, "float", _sigmoid, monotone=1, sign="positive", cost="transcendental",
              derivative=rules.d_sigmoid),
     Function("softplus", 1, "float", _rounded_once(_softplus), monotone=1, sign="positive", cost="transcendental",
              derivative=rules.d_softplus),

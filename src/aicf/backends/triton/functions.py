@@ -78,8 +78,7 @@ def tanh(x):
     "sigmoid": ((), """\
 @triton.jit
 def sigmoid(x):
-    e = tl.exp(-tl.abs(x))
-    return tl.where(x < 0, e, 1.0) / (1.0 + e)
+    return 1.0 / (1.0 + tl.exp(-x))
 """),
     "softplus": (("log1p", "larger"), """\
 @triton.jit

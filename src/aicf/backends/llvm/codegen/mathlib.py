@@ -236,10 +236,10 @@ class Maths:
         return self.select(below, self.splat(float("nan")), y)
 
     def sigmoid(self, x: str) -> str:
-        """1 / (1 + e) for x >= 0 and e / (1 + e) below, with e = exp(-|x|)."""
-        e = self.exp(self.neg(self.abs(x)))
-        top = self.select(self.compare("olt", x, self.splat(0.0)), e, self.splat(1.0))
-        return self.div(top, self.add(self.splat(1.0), e))
+        """1 / (1 + exp(-x)), as PyTorch has it: 0 from where exp(-x) overflows. exp(x) / (1 + exp(x)) goes further down, so that
+        a sum of such weights would be a number where it is 0, and 0 / 0, in the source."""
+        one = self.splat(1.0)
+        return self.div(one, self.add(one, self.exp(self.neg(x))))
 
     def tanh(self, x: str) -> str:
         if self.element == "double":
