@@ -482,11 +482,13 @@ def _masking(box: Box, u: Expr, fills: Fills) -> Expr:
         case Call(fn="where", args=(c, a, b)):
             return _either(box, c, _masked(box, a, fills), _masked(box, b, fills))
         case Call(fn="add", args=(a, b)):
-            return call("or", *(NO if _may_be_nan(box, y) else _absorbing(box, x, fills) for x, y in ((a, b), (b, a))))
+            # -inf and +inf make NaN: masks that are added may be -inf, but not negated.
+            spoils = {y: _may_be_nan(box, y) or _may_be_plus_infinity(box, y) for y in (a, b)}
+            return call("or", *(NO if spoils[y] else _absorbing(box, x, fills) for x, y in ((a, b), (b, a))))
         case Call(fn="sub", args=(a, Var() as b)) if b in box.references:
             return _masked(box, a, fills)  # relative to the reference: the fill is compared with the maximum at the end
         case Call(fn="sub", args=(a, b)):
-            return NO if _may_be_nan(box, b) else _absorbing(box, a, fills)
+            return NO if _may_be_nan(box, b) or _masks(box, b) else _absorbing(box, a, fills)
         case Call(fn="mul", args=(a, Const() as k)) if k.value > 0:
             return _scaled(box, a, float(k.value), fills)
         case Call(fn="max", args=(a, b)):
@@ -587,6 +589,29 @@ def _nan_here(box: Box, u: Expr) -> bool:
                 return False
             # A number or a tensor that scales scores is taken for neither 0 nor infinite.
             return FUNCTIONS[u.fn].infinite != "combined" or all(_masks(box, a) or _of_scores(box, a) for a in args)
+        case _:
+            return False
+
+
+def _may_be_plus_infinity(box: Box, u: Expr) -> bool:
+    """Whether masks inside of `u` may make +inf of it: what subtracts or negates a masked score."""
+    return _answered(box, "may be plus infinity", u, _plus_infinity_here)
+
+
+def _plus_infinity_here(box: Box, u: Expr) -> bool:
+    match u:
+        case Const():
+            return is_float(u.dtype) and u.value == -NEG_INF
+        case Call(fn="where", args=(_, a, b)):
+            return _may_be_plus_infinity(box, a) or _may_be_plus_infinity(box, b)
+        case Call(fn="sub", args=(a, b)):
+            return _may_be_plus_infinity(box, a) or _masks(box, b)
+        case Call(fn=("mul" | "div"), args=(a, Const() as k)) if k.value > 0:
+            return _may_be_plus_infinity(box, a)
+        case Call(fn=("add" | "max" | "min" | "cast" | "exp" | "exp2"), args=args):
+            return any(_may_be_plus_infinity(box, a) for a in args)
+        case Call():
+            return _masks(box, u)
         case _:
             return False
 

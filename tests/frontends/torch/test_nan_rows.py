@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import aicf
 from tests.contract import assert_contract
 
 KEEP = torch.rand(9, 65, generator=torch.Generator().manual_seed(0)) < 0.6
@@ -67,3 +69,29 @@ def test_values_that_are_not_finite_in_rows_without_weights(strict: bool) -> Non
         got, eager = compiled(q, k, v), filled_after(q, k, v)
     assert torch.equal(got.isnan(), eager.isnan()) or not strict
     assert got[0, 1].isfinite().all()
+
+
+@pytest.mark.parametrize("form", ["halved", "shifted", "with a bias", "negated", "times a negative number"])
+def test_a_mask_that_is_subtracted_from_itself_is_nan(form: str):
+    """-inf minus -inf: a tile where a mask makes such a score is not empty, whatever else is added."""
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(1, 1, n, 8, generator=generator) for n in (12, 40, 40))
+    bias = torch.randn(12, 40, generator=generator)
+    ends = torch.full((12,), 8)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
+        s = torch.where(torch.arange(40) < ends[:, None], q @ k.mT, float("-inf"))
+        forms = {
+            "halved": lambda: s - s * 0.5,
+            "shifted": lambda: ((s - 2.0) - s * 0.5) - 1.0,
+            "with a bias": lambda: s - s * 0.5 + bias,
+            "negated": lambda: bias + s + -(s * 0.5),
+            "times a negative number": lambda: s + s * -0.5,
+        }
+        return forms[form]().softmax(-1) @ v
+
+    with torch.no_grad():
+        eager = attention(q, k, v, bias, ends)
+        options: dict[str, Any] = {"fuse": "always", "rest": "eager", "require": "streamed"}
+        got = aicf.compile(attention, schedule="tile_m=6,tile_n=8", **options)(q, k, v, bias, ends)
+    assert eager.isnan().all() and torch.equal(got.isnan(), eager.isnan())
