@@ -18,6 +18,7 @@ from aicf.scalar import (
     evaluate,
     extents,
     index,
+    integer_const,
     load,
     reduce,
     show,
@@ -175,3 +176,10 @@ def test_bounds_hold(e: Expr, vi: int, vj: int, vh: int):
 
 def test_cast_of_the_same_type_is_dropped():
     assert cast(x, "f32") is x
+
+
+def test_bounds_past_the_ends_of_the_type_are_unknown():
+    i, n = index("i"), integer_const(64)
+    with extents({i: n}):
+        assert bounds(call("mul", i, integer_const(3))) == (integer_const(0), integer_const(189))
+        assert bounds(call("mul", i, integer_const(1 << 60))) == (None, None)

@@ -242,6 +242,9 @@ def _nonnegative(p: Poly) -> bool:
     return all(_is_size(x) for m, c in p.items() if c > 0 for x in m)
 
 
+INTEGERS = 1 << 63  # i64 goes from -INTEGERS to INTEGERS - 1
+
+
 def bounds(e: Expr) -> tuple[Expr | None, Expr | None]:
     """Inclusive bounds of `e` over the declared index ranges, each None when unknown; free of index variables."""
     known = _EXTENTS.get()
@@ -265,6 +268,9 @@ def bounds(e: Expr) -> tuple[Expr | None, Expr | None]:
         if coefficient < 0:
             lo, hi = hi, lo
         low, high = _add(low, lo, 1), _add(high, hi, 1)
+    # A number past the ends of the type wraps around, and bounds nothing.
+    if any(not -INTEGERS <= c < INTEGERS for p in (low, high) for c in p.values()):
+        return None, None
     return from_poly(low), from_poly(high)
 
 
