@@ -16,7 +16,8 @@ FILES = sorted((SOURCE / "aicf").rglob("*.py"))
 
 # Lowest first: a package imports itself and what stands before it.
 ORDER = [
-    "version", "errors", "scalar", "contract", "semantic", "streaming", "mcir", "schedule", "kernel", "filetests", "decide",
+    "version", "errors", "scalar", "contract", "semantic", "streaming", "gradient", "mcir", "schedule", "kernel", "filetests",
+    "decide",
     "backends", "runtime", "driver", "report", "frontends", "bench", "cli", "__main__",
 ]  # fmt: skip
 # Knowledge that a package must not have although it stands lower.

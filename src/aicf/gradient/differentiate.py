@@ -1,0 +1,265 @@
+"""The gradient of a region's ops, as the graph of a forward that saves what the backward needs, and the graph of that backward.
+
+    s = q @ k^T                    forward    o, m = max(s), l = sum(exp(s - m))
+    o = softmax(s) @ v             backward   p  = exp(s - m) / l              dv = p^T @ do
+                                              ds = p * (do @ v^T - D)          dq = ds @ k,   dk = ds^T @ q
+                                              D  = rowsum(do * o)
+
+Nothing of this is written down for attention: each op has its own derivative (`rules.py`). What is saved are the results of sums
+over what a product made: two numbers per row, and products of products. Outputs are saved as copies, in a wide type, since the
+program may change its own in place. All else is computed again.
+
+Both graphs compute in f32 where the source has halves, as kernels do; outputs and gradients have the source's types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from aicf.gradient.elementwise import NoDerivative
+from aicf.gradient.rules import Applied, vjp
+from aicf.gradient.sums import Sums
+from aicf.scalar import DType, Expr, cast, const, is_float, is_half
+from aicf.semantic import Graph, GraphBuilder, GraphError, Node
+from aicf.semantic.types import ONE
+
+_PRODUCTS = ("matmul", "einsum")
+Saved = tuple[Node, Literal["value", "max", "sum"], int]  # of which node, what, along which axis
+
+
+class NotDifferentiable(Exception):
+    """A region whose gradient is not derived; the message says why, and at which op."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """`forward` takes the region's inputs and gives its outputs, then what is saved. `backward` takes the region's inputs, what
+    is saved and a cotangent per floating output, in this order, and gives a gradient per input of `wanted`.
+    `differentiable`: the outputs that have a cotangent."""
+
+    forward: Graph
+    backward: Graph
+    wanted: tuple[int, ...]
+    differentiable: tuple[int, ...]
+    saved: tuple[Node, ...]
+
+    def __str__(self) -> str:
+        rows = ", ".join(f"{n.name} : {n.type}" for n in self.saved)
+        return f"saved: inputs{', ' + rows if rows else ''}"
+
+
+def differentiate(
+    inputs: Sequence[Node], outputs: Sequence[Node], wanted: Collection[int], references_are_free: bool = False
+) -> Gradient:
+    """The gradient of `outputs` for those of `inputs` numbered by `wanted`. `references_are_free`: no output depends on maxima
+    and minima of scores, which only keep numbers in range. Raises NotDifferentiable."""
+    return _Derivation(inputs, outputs, sorted(wanted), references_are_free).run()
+
+
+class _Source:
+    """The ops between inputs and outputs, copied into graphs of their own in wide types."""
+
+    def __init__(self, inputs: Sequence[Node], b: GraphBuilder) -> None:
+        self.b = b
+        self.values: dict[Node, Node] = {}
+        self.given: list[Node] = []
+        for n in inputs:
+            x = b.input(n.name, n.type.dtype, n.type.shape)
+            self.given.append(x)
+            self.values[n] = b.cast(x, wide(n.type.dtype))
+
+    def copy(self, n: Node, read: Sequence[Node]) -> Node:
+        """`n` once more, of `read`."""
+        b = self.b
+        b.location = n.location
+        match n.op:
+            case "constant":
+                return b.constant(n.attrs["value"], wide(n.attrs["dtype"]))
+            case "scalar":
+                return b.scalar(cast(n.attrs["value"], wide(n.type.dtype)))
+            case "cast":
+                return b.cast(read[0], wide(n.attrs["dtype"]))
+            case "reduce":
+                return b.reduce(n.attrs["op"], read[0], n.attrs["axes"], n.attrs["keepdims"])
+            case _:
+                return b.op(n.op, *read, **n.attrs)
+
+
+class _Derivation:
+    def __init__(self, inputs: Sequence[Node], outputs: Sequence[Node], wanted: list[int], still: bool) -> None:
+        self.inputs, self.outputs, self.wanted, self.still = list(inputs), list(outputs), wanted, still
+        self.order = _between(self.outputs, set(self.inputs))
+        self.b = GraphBuilder(share=True)
+        self.source = _Source(inputs, self.b)
+        self.saved: dict[Saved, Node] = {}
+        self.sums = Sums(self.b)
+        self.depth = _depths(self.order)
+
+    def run(self) -> Gradient:
+        try:
+            return self._run()
+        except (NoDerivative, GraphError) as e:
+            raise NotDifferentiable(str(e)) from e
+
+    def _run(self) -> Gradient:
+        active = self._active()
+        # Saved tensors are found while the gradient is derived, and stand before the cotangents once the graph is put in order.
+        floating = tuple(k for k, n in enumerate(self.outputs) if is_float(n.type.dtype))
+        cotangents: list[Node] = []
+        parts: dict[Node, list[Node]] = {}
+        for k in floating:
+            n = self.outputs[k]
+            made = self.b.input(f"d_{n.name}", n.type.dtype, n.type.shape)
+            cotangents.append(made)
+            parts.setdefault(n, []).append(self.b.cast(made, wide(n.type.dtype)))
+        self._note_products()
+        for n in reversed(self.order):
+            if n not in active or n not in parts or n in self.inputs:
+                continue
+            self.b.location = n.location
+            g = self._total(parts.pop(n))
+            applied = Applied(
+                self.b, n, lambda k, n=n: self.value(n.inputs[k]), lambda n=n: self.value(n),
+                lambda n=n: self._weights(n), self.sums, self.still and self.depth[n] == 1,
+            )  # fmt: skip
+            for k, x in enumerate(n.inputs):
+                if x not in active:
+                    continue
+                try:
+                    share = vjp(applied, g, k)
+                except NoDerivative as e:
+                    raise NoDerivative(f"the derivative of {e} is not known ({n.name}, {n.location or 'unknown place'})") from e
+                if share is not None:
+                    parts.setdefault(x, []).append(share)
+        gradients = [self._gradient(n, parts) for n in (self.inputs[k] for k in self.wanted)]
+        self.b.output(*gradients)
+        kept = list(self.saved.values())
+        graph = self.b.graph
+        graph.inputs[:] = [*self.source.given, *kept, *cotangents]
+        graph.nodes[:] = [*graph.inputs, *(n for n in graph.nodes if n.op != "input")]
+        return Gradient(self._forward(), graph, tuple(self.wanted), floating, tuple(kept))
+
+    def _gradient(self, n: Node, parts: dict[Node, list[Node]]) -> Node:
+        if n not in parts:
+            zero = self.b.scalar(const(0.0, n.type.dtype))
+            return self.b.expand(self.b.reshape(zero, [1] * n.type.rank), n.type.shape)
+        return self.b.cast(self._total(parts[n]), n.type.dtype)
+
+    def _active(self) -> set[Node]:
+        """The nodes through which a wanted input reaches an output."""
+        found = {self.inputs[k] for k in self.wanted}
+        for n in self.order:
+            if n not in self.inputs and is_float(n.type.dtype) and any(x in found for x in n.inputs):
+                found.add(n)
+        return found
+
+    def _total(self, shares: list[Node]) -> Node:
+        total = shares[0]
+        for x in shares[1:]:
+            total = self.b.op("add", total, x)
+        return total
+
+    # ---------------------------------------------------------------- values of the forward
+
+    def value(self, n: Node) -> Node:
+        """The value of the source's node `n` in the backward: given, saved, or computed again."""
+        known = self.source.values.get(n)
+        if known is None:
+            known = self.source.values[n] = self._value(n)
+        return known
+
+    def _value(self, n: Node) -> Node:
+        b, deep = self.b, self.depth[n] > 0
+        if n.op == "softmax":
+            return self._weights(n)
+        if n.op == "log_softmax":
+            top, total = self._row(n)
+            return b.op("sub", b.op("sub", self.value(n.inputs[0]), top), b.op("log", total))
+        if n.op == "logsumexp":
+            top, total = self._row(n)
+            infinite = b.op("eq", b.op("abs", top), float("inf"))
+            return b.reshape(b.op("where", infinite, top, b.op("add", top, b.op("log", total))), n.type.shape)
+        if (n.op == "reduce" and deep) or (n.op in _PRODUCTS and self.depth[n] > 1):
+            return self._saved((n, "value", 0), n.type.shape)
+        return self.source.copy(n, [self.value(x) for x in n.inputs])
+
+    def _weights(self, n: Node) -> Node:
+        """The softmax of what `n` is a softmax (or the like) of, from the row's maximum and its sum of exponentials: their
+        log-sum-exp alone would lose what the exponentials differ by where scores are large."""
+        b, (top, total) = self.b, self._row(n)
+        return b.op("div", b.op("exp", b.op("sub", self.value(n.inputs[0]), top)), total)
+
+    def _row(self, n: Node) -> tuple[Node, Node]:
+        """The maximum of what `n` is a softmax (or the like) of, and the sum of exponentials relative to it, the axis kept."""
+        x = n.inputs[0]
+        axis = n.attrs["axis"] % x.type.rank
+        if self.depth[n] == 0:
+            return _row_of(self.b, self.value(x), axis)
+        shape = tuple(ONE if k == axis else d for k, d in enumerate(x.type.shape))
+        return self._saved((x, "max", axis), shape), self._saved((x, "sum", axis), shape)
+
+    def _saved(self, key: Saved, shape: tuple[Expr, ...]) -> Node:
+        if key not in self.saved:
+            n, what, _ = key
+            self.saved[key] = self.b.input(f"{n.name}_{what}", wide(n.type.dtype), shape)
+        return self.saved[key]
+
+    def _note_products(self) -> None:
+        for n in self.order:
+            if n.op == "matmul" and self.depth.get(n, 0) > 1:
+                left, right = (self.value(x) for x in n.inputs)
+                self.sums.products.append((left, right, lambda n=n: self.value(n)))
+
+    # ---------------------------------------------------------------- the forward that saves
+
+    def _forward(self) -> Graph:
+        b = GraphBuilder(share=True)
+        source = _Source(self.inputs, b)
+        values = source.values
+        for n in self.order:
+            if n not in values:
+                values[n] = source.copy(n, [values[x] for x in n.inputs])
+        b.location = self.outputs[0].location
+        outputs = [b.cast(values[n], n.type.dtype) for n in self.outputs]
+        for n, what, axis in self.saved:
+            outputs.append(values[n] if what == "value" else _row_of(b, values[n], axis)[what == "sum"])
+        return b.output(*outputs)
+
+
+def _row_of(b: GraphBuilder, x: Node, axis: int) -> tuple[Node, Node]:
+    top = b.reduce("max", x, [axis], keepdims=True)
+    return top, b.reduce("sum", b.op("exp", b.op("sub", x, top)), [axis], keepdims=True)
+
+
+def wide(dtype: DType) -> DType:
+    """The type in which values of `dtype` are computed."""
+    return "f32" if is_half(dtype) else dtype
+
+
+def _between(outputs: Sequence[Node], inputs: set[Node]) -> list[Node]:
+    """The nodes that `outputs` are computed by from `inputs`, those included, in order."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(n, False) for n in reversed(outputs)]
+    while stack:
+        n, ready = stack.pop()
+        if ready:
+            order.append(n)
+        elif n not in seen:
+            seen.add(n)
+            stack.append((n, True))
+            if n not in inputs:  # what inputs are made of lies outside
+                if n.op == "input":
+                    raise NotDifferentiable(f"{n.name} is read, and is no input of the region")
+                stack += [(x, False) for x in reversed(n.inputs) if x not in seen]
+    return order
+
+
+def _depths(order: Sequence[Node]) -> dict[Node, int]:
+    """How many products follow each other up to each node, itself included."""
+    found: dict[Node, int] = {}
+    for n in order:
+        found[n] = max((found[x] for x in n.inputs if x in found), default=0) + (n.op in _PRODUCTS)
+    return found
