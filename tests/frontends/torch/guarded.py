@@ -21,13 +21,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from aicf.backends.llvm import build as build_module
 from aicf.backends.llvm import launch
 from aicf.bench.cases import CASES, Size, make_inputs
+from aicf.contract import judge
 from aicf.driver import Options, compile_graph
 from aicf.frontends.torch.read.reader import read
 from aicf.frontends.torch.rewrite.replace import rewrite
 from aicf.frontends.torch.run import region_op
 from aicf.runtime import executable
 from tests.backends.llvm.paths import PATHS
-from tests.contract import assert_contract
 from tests.frontends.torch.capture import capture_directly
 
 Tensor = torch.Tensor
@@ -188,7 +188,9 @@ def run(name: str, fn: Callable[..., Any], given: list[Tensor], dtype: torch.dty
         inside = [moved(t) for t in given]
         got = one.traced.forward(*inside)
         kinds: dict[torch.dtype, Any] = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
-        assert_contract(got, eager, exact, kinds[got.dtype])
+        # What is read is the subject here. These inputs are too few to judge rounding by: the contract is held elsewhere.
+        verdict = judge(got, eager, exact, kinds[got.dtype])
+        assert not verdict.another, verdict.problem
         del got, inside
         kept.clear()
 
