@@ -12,7 +12,6 @@ import numpy as np
 from aicf.mcir.axes import RegionAxis
 from aicf.mcir.lowered import LoweredRegion
 from aicf.mcir.passes.schedule import carried
-from aicf.mcir.types import scalar_dtype
 from aicf.scalar import (
     BYTES,
     FUNCTIONS,
@@ -25,7 +24,6 @@ from aicf.scalar import (
     fingerprint,
     integer,
     is_float,
-    load,
     substitute,
     unknown,
     variables,
@@ -102,7 +100,7 @@ def decide(
 def meaning_of(region: LoweredRegion) -> str:
     """What is computed, whatever its tensors are called: a hash of what is loaded, carried and stored, the tensors numbered as
     they appear."""
-    elements = [_element(region, t.tile.name) for t in region.loads]
+    elements = [region.element(t) for t in region.loads]
     names: dict[str, str] = {}
     for e in (*elements, *_expressions(region)):
         for x in unknown(e, ()):
@@ -129,15 +127,6 @@ def _expressions(region: LoweredRegion) -> Iterator[Expr]:
         yield from (*s.payload.index, s.payload.program)
 
 
-def _element(region: LoweredRegion, tile: str) -> Expr:
-    """The element that a loaded tile holds."""
-    loaded = next(t for t in region.loads if t.tile.name == tile)
-    if loaded.payload.index is not None:
-        return load(loaded.source, loaded.payload.index, scalar_dtype(region.tensors[loaded.source].dtype))
-    assert loaded.payload.element is not None
-    return loaded.payload.element
-
-
 def _tuned(problem: Problem, machine: Target, best: Measured) -> Schedule:
     made = choose(problem, machine, best.decisions)
     because = [(name, why.replace("given", "tuned", 1)) for name, why in made.reasons]
@@ -150,7 +139,8 @@ def problem_of(region: LoweredRegion, proof: TileProof, threads: int, hints: Map
     rows, keys = numbers.length(region.row), numbers.length(region.stream)
     items = math.prod(numbers.length(a) for a in region.batch)
     widths = tuple(numbers.width(s.over) for s in region.scores)
-    shared = next((x for x in walk(_element(region, region.scores[0].streamed.name)) if isinstance(x, Load)), None)
+    streamed = next(t for t in region.loads if t.tile is region.scores[0].streamed)
+    shared = next((x for x in walk(region.element(streamed)) if isinstance(x, Load)), None)
     own = items
     dtype: DType = "f32"
     if shared is not None:

@@ -29,7 +29,7 @@ from aicf.mcir.payloads import (
     TileLoad,
     TileStore,
 )
-from aicf.mcir.regions import Region, StreamingRegion, TileRegion
+from aicf.mcir.regions import Region, StreamingRegion, TileRegion, streams_and_tiles
 from aicf.mcir.values import MCValue
 from aicf.scalar import Expr, Var, call, index, integer_const, var
 
@@ -72,8 +72,7 @@ def with_default_meaning(region: Region) -> Region:
 
 
 def _parts(region: Region) -> tuple[StreamingRegion, TileRegion]:
-    streams = [s for s in region.subregions if isinstance(s, StreamingRegion)]
-    tiles = [t for s in streams for t in s.subregions if isinstance(t, TileRegion)]
+    streams, tiles = streams_and_tiles(region)
     if len(streams) != 1 or len(tiles) != 1:
         raise NoDefaultMeaning(
             f"region {region.name} has {len(streams)} streaming regions and {len(tiles)} tile regions; a kernel needs one of "

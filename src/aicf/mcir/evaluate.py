@@ -24,6 +24,7 @@ from aicf.mcir.phases import Phases
 from aicf.mcir.types import scalar_dtype
 from aicf.mcir.values import MCValue
 from aicf.scalar import (
+    ABSORBED,
     Const,
     Expr,
     Load,
@@ -32,14 +33,11 @@ from aicf.scalar import (
     evaluate,
     integer,
     is_float,
-    load,
     numpy_dtype,
     round_to,
     substitute,
     variables,
 )
-
-ABSORBED = 104.0  # exp(-104) is 0 in fp32
 
 
 def evaluate_module(module: MCModule, tensors: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -279,12 +277,7 @@ class _Run:
                 for d, (a, v) in enumerate(zip(x.tile.axes, axes, strict=True))
             },
         }
-        if x.payload.index is not None:
-            element: Expr = load(x.source, x.payload.index, scalar_dtype(self.r.tensors[x.source].dtype))
-        else:
-            assert x.payload.element is not None
-            element = x.payload.element
-        value = np.broadcast_to(self._value(element, env), [len(a) for a in axes])
+        value = np.broadcast_to(self._value(self.r.element(x), env), [len(a) for a in axes])
         return round_to(value, scalar_dtype(x.tile.dtype)).astype(np.float32)
 
     # ------------------------------------------------------------------------------------ states

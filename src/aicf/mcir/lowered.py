@@ -16,10 +16,11 @@ from aicf.mcir.module import MCModule
 from aicf.mcir.nodes import MCNode
 from aicf.mcir.payloads import Accumulation, RunningExtremum, RunningSum, ScoreProduct, StateUpdate, TileLoad, TileStore
 from aicf.mcir.phases import Phases
-from aicf.mcir.regions import Region, StreamingRegion, TileRegion
+from aicf.mcir.regions import Region, streams_and_tiles
+from aicf.mcir.types import scalar_dtype
 from aicf.mcir.values import MCValue
 from aicf.mcir.verifier import validate_module
-from aicf.scalar import Expr
+from aicf.scalar import Expr, load
 
 Order = Literal["q_major", "kv_major"]
 Unit = Literal["thread", "block"]
@@ -107,6 +108,14 @@ class LoweredRegion:
     warps: int
     registers: int
 
+    def element(self, loaded: Load) -> Expr:
+        """What a loaded tile holds at its axes' positions, in the type of its source, or in fp32 where it is computed."""
+        payload = loaded.payload
+        if payload.index is not None:
+            return load(loaded.source, payload.index, scalar_dtype(self.tensors[loaded.source].dtype))
+        assert payload.element is not None
+        return payload.element
+
 
 def lowered_region(region: Region) -> LoweredRegion:
     """The typed view of a lowered region. Raises ValidationError for a region that breaks a rule of MCIR, and ValueError, with
@@ -115,8 +124,7 @@ def lowered_region(region: Region) -> LoweredRegion:
     full = with_default_meaning(region)
     if full is not region:
         validate_module(MCModule(regions=[full]))
-    (stream,) = [s for s in full.subregions if isinstance(s, StreamingRegion)]
-    (tile,) = [t for t in stream.subregions if isinstance(t, TileRegion)]
+    (stream,), (tile,) = streams_and_tiles(full)
     axes = list(cast("dict[str, RegionAxis]", full.attrs["axes"]).values())
 
     def role(r: AxisRole) -> tuple[RegionAxis, ...]:

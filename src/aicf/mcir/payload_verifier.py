@@ -25,7 +25,7 @@ from aicf.mcir.passes.vocabulary import ATTENTION, vocabulary
 from aicf.mcir.payloads import Accumulation, RunningSum, ScoreProduct, StateUpdate, TileLoad, TileStore
 from aicf.mcir.phases import Phases
 from aicf.mcir.printer import show_node
-from aicf.mcir.regions import Region, StreamingRegion, TileRegion
+from aicf.mcir.regions import Region, StreamingRegion, TileRegion, streams_and_tiles
 from aicf.mcir.types import MC_DTYPES, scalar_dtype
 from aicf.mcir.values import MCValue
 from aicf.scalar import Const, Expr, Load, Var, is_float, show, variables, walk
@@ -47,8 +47,7 @@ _LEAST_INPUTS: Mapping[str, int] = {
 
 def payload_faults(region: Region) -> Iterator[Fault]:
     """Faults of an execution region of which at least one node has a payload; nothing for others."""
-    streams = [s for s in region.subregions if isinstance(s, StreamingRegion)]
-    tiles = [t for s in streams for t in s.subregions if isinstance(t, TileRegion)]
+    streams, tiles = streams_and_tiles(region)
     if not any(n.payload is not None for t in tiles for n in t.nodes):
         return
     if len(streams) != 1 or len(tiles) != 1:
@@ -230,22 +229,25 @@ def _check_nodes(f: _Facts) -> Iterator[Fault]:
     lengths: dict[str, Any] = {a.variable.name: int(a.extent.value) for a in f.axes if isinstance(a.extent, Const)}
     lengths |= {f.row: f.tile.attrs.get("tile_m"), f.streamed: f.tile.attrs.get("tile_n")}
     for node in f.tile.nodes:
-        at, lines = f"{f.path}/{node.name}", tuple(show_node(node, verbose=True))
-        kind = _PAYLOADS.get(str(node.op))
-        if str(node.op) in (_GENERAL_WORDS if f.attention else _ATTENTION_WORDS):
-            words = _ATTENTION_WORDS if f.attention else _GENERAL_WORDS
-            yield at, f"{node.op} has another name in a region of pattern {f.region.attrs.get('pattern')}: {_list(words)}", lines
-        if kind is None or not isinstance(node.payload, kind):
-            need = "none that a kernel is lowered from" if kind is None else kind.__name__
-            have = "none" if node.payload is None else type(node.payload).__name__
-            yield at, f"the payload of {node.op} is {have}; it must be {need}", lines
-            continue
-        if not node.outputs or len(node.inputs) < _LEAST_INPUTS.get(str(node.op), 0):
-            continue  # said by the rules of its op
-        for value in node.outputs:
-            yield from ((at, what, lines) for what in _check_tile(value, lengths))
-        check = _CHECKS[kind]
-        yield from ((at, what, lines) for what in check(f, node))
+        for what in _check_node(f, node, lengths):
+            yield f"{f.path}/{node.name}", what, tuple(show_node(node, verbose=True))
+
+
+def _check_node(f: _Facts, node: MCNode, lengths: Mapping[str, Any]) -> Iterator[str]:
+    kind = _PAYLOADS.get(str(node.op))
+    if str(node.op) in (_GENERAL_WORDS if f.attention else _ATTENTION_WORDS):
+        words = _ATTENTION_WORDS if f.attention else _GENERAL_WORDS
+        yield f"{node.op} has another name in a region of pattern {f.region.attrs.get('pattern')}: {_list(words)}"
+    if kind is None or not isinstance(node.payload, kind):
+        need = "none that a kernel is lowered from" if kind is None else kind.__name__
+        have = "none" if node.payload is None else type(node.payload).__name__
+        yield f"the payload of {node.op} is {have}; it must be {need}"
+        return
+    if not node.outputs or len(node.inputs) < _LEAST_INPUTS.get(str(node.op), 0):
+        return  # said by the rules of its op
+    for value in node.outputs:
+        yield from _check_tile(value, lengths)
+    yield from _CHECKS[kind](f, node)
 
 
 def _check_tile(value: MCValue, lengths: Mapping[str, Any]) -> Iterator[str]:

@@ -98,6 +98,12 @@ class TileRegion(Region):
         self.attrs["tile_k"] = tile_k
 
 
+def streams_and_tiles(region: Region) -> tuple[list[StreamingRegion], list[TileRegion]]:
+    """The streams directly below a region, and the tile regions directly below those."""
+    streams = [s for s in region.subregions if isinstance(s, StreamingRegion)]
+    return streams, [t for s in streams for t in s.subregions if isinstance(t, TileRegion)]
+
+
 def walk(region: Region) -> Iterator[Region]:
     """`region` and all regions below it, outermost first."""
     yield region

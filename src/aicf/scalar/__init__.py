@@ -6,7 +6,19 @@ reductions in the derivation, and the maps of Kernel IR. It knows nothing of ten
 
 from aicf.scalar.build import call, cast, rebuild, substitute, transform
 from aicf.scalar.derivatives import partial_derivatives
-from aicf.scalar.dtypes import BYTES, DTYPES, FINFO_MIN, DType, is_float, is_half, is_int, numpy_dtype, promote, round_to
+from aicf.scalar.dtypes import (
+    ABSORBED,
+    BYTES,
+    DTYPES,
+    FINFO_MIN,
+    DType,
+    is_float,
+    is_half,
+    is_int,
+    numpy_dtype,
+    promote,
+    round_to,
+)
 from aicf.scalar.evaluate import evaluate, integer
 from aicf.scalar.expr import (
     Call,
@@ -40,6 +52,7 @@ from aicf.scalar.monoids import EXTREMA, MONOIDS, Monoid
 from aicf.scalar.parse import ParseError, parse_expr, parse_prefix
 
 __all__ = [
+    "ABSORBED",
     "BYTES",
     "COMPARISONS",
     "DTYPES",

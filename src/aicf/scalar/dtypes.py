@@ -19,6 +19,7 @@ _NUMPY: dict[DType, Any] = {
 BYTES: dict[DType, int] = {
     "bool": 1, "u8": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8,
 }  # fmt: skip
+ABSORBED = 104.0  # exp(-104) is 0 in f32: a term that far below another adds nothing (docs/theory.md, 6.3)
 FINFO_MIN: dict[DType, float] = {
     "f16": -65504.0,
     "bf16": -3.3895313892515355e38,

@@ -11,11 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from aicf.scalar import Call, Const, Expr, Load, Var, call, const, index, integer_const, is_float, variables, walk
+from aicf.scalar import ABSORBED, Call, Const, Expr, Load, Var, call, const, index, integer_const, is_float, variables, walk
 from aicf.scalar.functions import FILL
 from aicf.streaming import tiles
-
-ABSORBED = -104  # exp(-104) is 0 in fp32: a larger fill counts
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ def _empty(s: Stream, box: tiles.Box, fills: tiles.Fills) -> Expr:
         if loose.largest is not None:
             if x.relative:
                 fills.add(loose.largest)
-            elif loose.largest > ABSORBED:
+            elif loose.largest > -ABSORBED:  # a larger fill counts
                 empty = const(False, "bool")
     return empty
 

@@ -14,10 +14,9 @@ from aicf.kernel.ir import Axis, Loop, Map, Parallel, Phase, Retry, RowBlock, St
 from aicf.kernel.lowering.block import Block, in_order, rebased
 from aicf.kernel.lowering.builder import KernelBuilder, old_reference
 from aicf.mcir.payloads import reference_of
-from aicf.scalar import Const, Expr, call, const, index, integer_const, substitute, var
+from aicf.scalar import ABSORBED, Const, Expr, call, const, index, integer_const, substitute, var
 
 TRUE = const(True, "bool")
-ABSORBED = 104.0  # exp(-104) is 0 in fp32 (docs/theory.md, 6.3)
 
 
 def q_major(b: KernelBuilder) -> tuple[Parallel, ...]:

@@ -21,9 +21,9 @@ from aicf.mcir.lowered import LoweredRegion, Sum
 from aicf.mcir.nodes import MCNode
 from aicf.mcir.payloads import Accumulation, ScoreProduct, TileLoad, TileStore
 from aicf.mcir.phases import Phases, TileSummary
-from aicf.mcir.regions import Region, StreamingRegion, TileRegion
+from aicf.mcir.regions import Region, StreamingRegion, TileRegion, streams_and_tiles
 from aicf.mcir.values import MCValue
-from aicf.scalar import Const, Expr, call, load
+from aicf.scalar import Const, call, cast
 from aicf.streaming.tile_proofs import Extent, ExtremumBody, Stream, SumBody, TileProof, prove_tiles
 
 
@@ -56,8 +56,7 @@ SPEC_POLICY = FixedPolicy()
 
 def stream_and_tile(region: Region) -> tuple[StreamingRegion, TileRegion]:
     """The one stream of a region and its one tile region. Raises ValueError where there is none or more than one."""
-    streams = [s for s in region.subregions if isinstance(s, StreamingRegion)]
-    tiles = [t for s in streams for t in s.subregions if isinstance(t, TileRegion)]
+    streams, tiles = streams_and_tiles(region)
     if len(streams) != 1 or len(tiles) != 1:
         what = f"{len(streams)} streaming regions and {len(tiles)} tile regions; a kernel is made of one of each"
         raise ValueError(f"region {region.name} has {what}: run the streaming lowering pass first")
@@ -77,18 +76,11 @@ def carried(region: LoweredRegion) -> Stream:
 
 
 def _sum_body(region: LoweredRegion, s: Sum) -> SumBody:
-    weight = s.sum.weight
-    body = weight if s.values is None else call("mul", weight, _loaded(region, s.values))
+    body = weight = s.sum.weight
+    if s.values is not None:
+        values = next(x for x in region.loads if x.tile is s.values)
+        body = call("mul", weight, cast(region.element(values), "f32"))
     return SumBody(body, weight, s.sum.rescale is not None)
-
-
-def _loaded(region: LoweredRegion, tile: MCValue) -> Expr:
-    """The element that a loaded tile holds, in fp32."""
-    loaded = next(x for x in region.loads if x.tile is tile)
-    if loaded.payload.index is not None:
-        return load(loaded.source, loaded.payload.index, "f32")
-    assert loaded.payload.element is not None
-    return loaded.payload.element
 
 
 def prove_phases(region: LoweredRegion, policy: TilePolicy, *, strict: bool = False, rows: int = 0) -> tuple[Phases, TileProof]:

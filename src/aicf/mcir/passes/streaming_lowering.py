@@ -115,7 +115,7 @@ def add_stream(region: Region, program: StreamProgram) -> Region:
     stream = b.streaming_region(words.stream, stream_axis=words.streamed[0])
     widths = [int(a.width.value) for a in meaning.scores if isinstance(a.width, Const)]
     tile = b.tile_region(words.tile, SPEC_POLICY.tile_m, SPEC_POLICY.tile_n, max(widths, default=SPEC_POLICY.tile_k))
-    tile.nodes.extend(_Nodes(b, meaning, program, names, region).all())
+    tile.nodes.extend(_Nodes(b, meaning, program, names).all())
     updates = (n for n in tile.nodes if isinstance(n.payload, StateUpdate | Accumulation))
     stream.attrs["carried"] = tuple(v for n in updates for v in n.outputs)
     stream.subregions.append(tile)
@@ -271,9 +271,8 @@ class _Names:
 class _Nodes:
     """Builds the nodes of one tile."""
 
-    def __init__(self, b: MCIRBuilder, meaning: Recognised, program: StreamProgram, names: _Names, region: Region) -> None:
+    def __init__(self, b: MCIRBuilder, meaning: Recognised, program: StreamProgram, names: _Names) -> None:
         self.b, self.meaning, self.program, self.names, self.words = b, meaning, program, names, names.words
-        self.tensors = {v.name: v for v in region.inputs}
         self.lengths = {meaning.row.name: SPEC_POLICY.tile_m, meaning.stream.name: SPEC_POLICY.tile_n}
         self.lengths |= {
             v.name: int(e.value) for v, e in meaning.extents.items() if isinstance(e, Const) and v.name not in self.lengths
