@@ -24,6 +24,7 @@ BASE_OPS = 4  # scale, maximum, subtract, sum
 # counted one by one, and less is left.
 OTHER_REGISTERS = 112
 OTHER_BESIDE_FRAGMENTS = 44
+MASK_REGISTERS = 16  # beside MMA that reads shared memory: positions that a mask compares, the state of a second loop
 OTHER_ON_AMD = 66  # the same for LLVM's AMDGPU: 25 kernels for gfx942 take between 0.89 and 1.14 of what is counted with it
 FRAGMENTS_FP32 = 256  # scores of a thread times their width, that FMAs do without spilling
 MMA_ROWS = 16  # the fewest rows of a matrix instruction, whatever the target
@@ -118,7 +119,7 @@ def use(p: Problem, t: GpuTarget, tile_m: int, tile_n: int, warps: int, stages: 
         elements = shares.rows * width + (warps + 1) * tile_n * (width + value_width)
         registers += OTHER_ON_AMD + elements * p.bytes // (4 * threads)
     elif asynchronous or shares.mma is None:
-        registers += OTHER_REGISTERS
+        registers += OTHER_REGISTERS + (MASK_REGISTERS if asynchronous and p.edges else 0)
     else:
         columns, rows = (tile_n // warps, tile_m) if shares.exchanged else (tile_n, shares.rows // warps)
         fragments = 2 * columns * max(width, value_width) + rows * width // 2

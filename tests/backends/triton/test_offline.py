@@ -11,6 +11,7 @@ import torch
 from aicf.backends.triton.build import Artifact, compile_offline
 from aicf.backends.triton.emit import emit
 from aicf.backends.triton.launch import interpreting
+from aicf.backends.triton.sass import arithmetic, loops
 from aicf.driver import RegionResult
 from aicf.frontends.torch.options import backend_options
 from aicf.frontends.torch.pipeline import streamed_module
@@ -98,6 +99,21 @@ def test_compiles_as_scheduled(name: str, target: str, dtype: DType, d: int):
             wanted = {"a100": "HMMA", "h100": "HGMMA", "b200": "UTCHMMA", "mi300x": "v_mfma"}.get(target, "HMMA")
             assert wanted in names, used
             assert abs(used.shared - account(result)) <= 0.1 * used.shared, (used.shared, account(result))
+
+
+# Floating-point and select instructions per score in the loop over full tiles. The maximum, the multiply-add, the exponential,
+# the sum and half of a conversion are 4.5; the rest are those of a row. Rescaled accumulators are d_v / tile_n more.
+PER_SCORE = {"dense": 5.2, "causal": 5.2, "windowed": 5.2, "softcapped": 11.2}
+
+
+@pytest.mark.parametrize("name", PER_SCORE)
+def test_instructions_per_score(name: str):
+    result = region(name, "h100", "bf16", 64)
+    assert result.schedule is not None
+    schedule, (made,) = result.schedule, artifacts(result)
+    scores = schedule.tile_m * schedule.tile_n // (32 * schedule.warps)
+    full = min(arithmetic(block) for block in loops(made.sass))
+    assert full / scores - 64 / schedule.tile_n <= PER_SCORE[name], (full, scores)
 
 
 @pytest.mark.parametrize("wide", [False, True])
