@@ -23,7 +23,7 @@ from aicf.decide import Decision, decide
 from aicf.kernel import Kernel, RowBlock, Tile, print_kernel, statements, written
 from aicf.kernel.lowering import bound_kernel
 from aicf.kernel.verifier import check_kernel
-from aicf.mcir import AttentionPatternPass, LoweringRefused, MCModule, Refusal, dump_module, validate_module
+from aicf.mcir import AttentionPatternPass, MCModule, Refusal, dump_module, validate_module
 from aicf.mcir.lowered import lowered_region
 from aicf.mcir.passes.attention_pattern import region_of
 from aicf.mcir.passes.schedule import apply_schedule, prove_phases
@@ -37,7 +37,7 @@ from aicf.schedule.cost import Prediction
 from aicf.schedule.gpu import register_limit
 from aicf.schedule.schedule import Schedule, ScheduleError, partial
 from aicf.schedule.target import CpuTarget, GpuTarget, Target, host_target
-from aicf.semantic import Graph, Location, Node, check_graph, print_node
+from aicf.semantic import Graph, Location, Node, Refused, check_graph, print_node
 from aicf.semantic.types import product
 from aicf.streaming.recognise import Recognised, Stored, with_less
 from aicf.streaming.stream_program import StreamProgram
@@ -274,7 +274,7 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     # WHY one pass is enough, and the nodes that make it.
     try:
         result.program = derived(found, options.strict)
-    except LoweringRefused as no:
+    except Refused as no:
         result.reason, result.unknown = str(no), no.unknown
         return result
     streamed = lowered_region(add_stream(region, result.program))

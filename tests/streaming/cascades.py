@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from aicf.scalar import DType, Expr, Load, Var, call, cast, const, evaluate, index, is_float, load, var
+from aicf.semantic import Refusal
 from aicf.streaming.derive import derive
 from aicf.streaming.evaluate import combine, finalize, init, row_env, slice_env, step
-from aicf.streaming.stream_program import NotSeparable, Reduction, StreamProgram
+from aicf.streaming.stream_program import Reduction, StreamProgram
 
 J, E, I, H = index("j"), index("e"), index("i"), index("h")
 INF = float("inf")
@@ -194,7 +195,7 @@ def merged(program: StreamProgram, d: Data, cuts: Sequence[int], order: random.R
     return {name: done[name] for name in program.outputs}
 
 
-def derived(cascade: Sequence[Reduction], outputs: Mapping[str, X] | None = None) -> StreamProgram | NotSeparable:
+def derived(cascade: Sequence[Reduction], outputs: Mapping[str, X] | None = None) -> StreamProgram | Refusal:
     return derive(cascade, plain(outputs), J, scores=_atoms(cascade), payload=(E,))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from aicf.semantic import GraphBuilder
-from aicf.streaming.recognise import Recognised, Refused, recognise
+from aicf.semantic import GraphBuilder, Refusal
+from aicf.streaming.recognise import Recognised, recognise
 
 
 def test_a_doubling_chain_ends() -> None:
@@ -28,5 +28,5 @@ def test_a_recurrence_written_out_ends_and_attention_beside_it_is_found() -> Non
     scores = b.op("softmax", b.op("matmul", q, b.permute(k, (1, 0))), axis=1)
     b.output(b.op("matmul", x, v), b.op("matmul", scores, v))
     found = recognise(b.graph.nodes, b.graph.outputs)
-    assert [type(f) for f in found] == [Refused, Recognised]
-    assert isinstance(found[0], Refused) and "too large a computation" in found[0].reason
+    assert [type(f) for f in found] == [Refusal, Recognised]
+    assert isinstance(found[0], Refusal) and "too large a computation" in found[0].reason

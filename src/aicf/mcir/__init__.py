@@ -14,7 +14,7 @@ from aicf.mcir.nodes import MCNode
 from aicf.mcir.parser import MCIRSyntaxError, parse_module
 from aicf.mcir.passes.attention_pattern import AttentionPatternPass, detect_attention_pattern, run_attention_pattern_pass
 from aicf.mcir.passes.manager import MCIRPassManager, Snapshot
-from aicf.mcir.passes.streaming_lowering import LoweringRefused, lower_attention_to_streaming, run_streaming_lowering_pass
+from aicf.mcir.passes.streaming_lowering import lower_attention_to_streaming, run_streaming_lowering_pass
 from aicf.mcir.payloads import (
     Accumulation,
     Payload,
@@ -39,7 +39,6 @@ __all__ = [
     "AttentionPatternPass",
     "AxisRole",
     "ExecutionRegion",
-    "LoweringRefused",
     "MCIRBuilder",
     "MCIRPassManager",
     "MCIRSyntaxError",

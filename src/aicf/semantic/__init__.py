@@ -6,11 +6,13 @@ from aicf.semantic.examples import build_attention_semantic_graph
 from aicf.semantic.graph import Graph, Node, ancestors, users_of
 from aicf.semantic.ops import OPS, Op, TypeRuleError
 from aicf.semantic.printer import print_graph, print_node
+from aicf.semantic.refusal import Refusal, Refused
 from aicf.semantic.types import Location, TensorType, tensor_type
 from aicf.semantic.verifier import GraphFault, check_graph, verify_graph
 
 __all__ = [
-    "OPS", "Graph", "GraphBuilder", "GraphError", "GraphFault", "Location", "Node", "Op", "TensorType", "TypeRuleError",
+    "OPS", "Graph", "GraphBuilder", "GraphError", "GraphFault", "Location", "Node", "Op", "Refusal", "Refused",
+    "TensorType", "TypeRuleError",
     "ancestors", "bind_sizes", "build_attention_semantic_graph", "check_graph", "print_graph", "print_node", "run_graph",
     "tensor_type", "users_of", "verify_graph",
 ]  # fmt: skip

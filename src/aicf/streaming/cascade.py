@@ -32,18 +32,11 @@ from aicf.scalar import (
     variables,
     walk,
 )
+from aicf.semantic.refusal import Refused
 from aicf.semantic.types import product
 from aicf.streaming.candidates import digits
 from aicf.streaming.derive import Reduction
 from aicf.streaming.simplify import split
-
-
-class NotACascade(Exception):
-    """The expression is not a cascade over one streamed axis; the message says why, `over` names the guilty variable."""
-
-    def __init__(self, reason: str, over: Var | None = None) -> None:
-        super().__init__(reason)
-        self.over = over
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,7 @@ class Extraction:
     _memo: dict[Expr, Expr] = field(default_factory=dict[Expr, Expr])
 
     def take(self, e: Expr) -> Expr:
-        """`e` with reductions over the streamed axis and scores replaced by their names. Raises NotACascade."""
+        """`e` with reductions over the streamed axis and scores replaced by their names. Raises Refused."""
         found = self._memo.get(e)
         if found is None:
             found = self._memo[e] = self._take(e)
@@ -119,7 +112,7 @@ class Extraction:
     def _reduction(self, e: Reduce) -> Expr:
         e = self._folded(e)
         if e.var is not self.stream and self.stream in variables(e):
-            raise NotACascade(
+            raise Refused(
                 "the normaliser runs along one axis of the scores and the sum with the values along another (a softmax over the "
                 "queries, or heads mixed after the softmax); both would have to be streamed at once",
                 e.var,
@@ -127,7 +120,7 @@ class Extraction:
         if e.extent is not self.length:
             parts = split(e, self.length, self.known)
             if parts is None:
-                raise NotACascade(
+                raise Refused(
                     f"its scores or weights are also reduced along another axis, over {show(e.extent)} positions where there are "
                     f"{show(self.length)} keys (rows, heads or batches summed up); one pass over the keys serves each row alone",
                     e.var,
@@ -140,7 +133,7 @@ class Extraction:
             name = self._named[key] = var(self._fresh(e.op, body), e.dtype)
             if e.op == "prod":
                 why = "a running product over the streamed axis would be the exponential of a sum, which is less exact"
-                raise NotACascade(why, e.var)
+                raise Refused(why, e.var)
             self.reductions.append(Reduction(name.name, e.op, body))
         return name
 
@@ -158,19 +151,19 @@ class Extraction:
 
     def _score(self, e: Reduce) -> Expr:
         if e.op != "sum":
-            raise NotACascade(f"a {e.op} over {e.var.name} inside the scores is not a contraction", e.var)
+            raise Refused(f"a {e.op} over {e.var.name} inside the scores is not a contraction", e.var)
         row: list[Expr] = []
         key: list[Expr] = []
         for factor in _factors(e.body):
             here = variables(factor)
             on_stream = self.stream in here
             if on_stream and here & self.rows:
-                raise NotACascade("a factor of the scores' contraction depends on the row and on the streamed position", e.var)
+                raise Refused("a factor of the scores' contraction depends on the row and on the streamed position", e.var)
             if any(isinstance(x, Reduce) for x in walk(factor)):
-                raise NotACascade("the scores are contracted over more than one axis", e.var)
+                raise Refused("the scores are contracted over more than one axis", e.var)
             (key if on_stream else row).append(factor)
         if not key:
-            raise NotACascade("a contraction inside a row value cannot be streamed", e.var)
+            raise Refused("a contraction inside a row value cannot be streamed", e.var)
         score_key = ("score", e)
         name = self._named.get(score_key)
         if name is None:
@@ -182,7 +175,7 @@ class Extraction:
 
 def _product(factors: list[Expr], e: Reduce) -> Expr:
     if not factors:
-        raise NotACascade(
+        raise Refused(
             "the values, or what is added to the scores, are themselves a sum over the scores' softmax or over the keys alone "
             "(as in p @ (p @ v)), which would have to be finished before the keys are read",
             e.var,

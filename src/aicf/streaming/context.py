@@ -29,15 +29,6 @@ RANK_LIMIT = 8
 Extremum = Literal["max", "min"]
 
 
-class Refused(Exception):
-    """Internal: carries the reason out of the recursion; `derive` turns it into a NotSeparable."""
-
-    def __init__(self, reason: str, where: Expr) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.where = where
-
-
 @dataclass
 class KnownExtremum:
     """A running extremum that the program carries already."""

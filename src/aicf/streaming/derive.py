@@ -33,12 +33,12 @@ from aicf.scalar import (
     walk,
 )
 from aicf.scalar import show as show_expr
+from aicf.semantic.refusal import Refusal, Refused
 from aicf.streaming.context import (
     RANK_LIMIT,
     Context,
     KnownExtremum,
     Match,
-    Refused,
     bounding,
     matching,
     new_base,
@@ -50,7 +50,7 @@ from aicf.streaming.extrema import extremum
 from aicf.streaming.mask_references import with_mask_references
 from aicf.streaming.separate import canon, separate
 from aicf.streaming.shift_invariance import shift_invariant_references
-from aicf.streaming.stream_program import Base, NotSeparable, Reduction, Shift, StreamProgram, Sum
+from aicf.streaming.stream_program import Base, Reduction, Shift, StreamProgram, Sum
 from aicf.streaming.terms import (
     NOTHING,
     Term,
@@ -77,7 +77,7 @@ def derive(
     scores: Sequence[Var] = (),
     payload: Sequence[Var] = (),
     strict: bool = False,
-) -> StreamProgram | NotSeparable:
+) -> StreamProgram | Refusal:
     """The one-pass program of `cascade`, or why there is none.
 
     `stream` is the streamed index; `scores` name values that have one element per streamed position (a tile-local
@@ -100,7 +100,8 @@ def derive(
         try:
             value = _reduction(state, r, body)
         except Refused as no:
-            return NotSeparable(no.reason, substitute(no.where, _source_names(c)), r.name)
+            where = None if no.where is None else substitute(no.where, _source_names(c))
+            return Refusal(r.name, no.reason, where=where)
         name = var(r.name, "bool" if r.op in ("any", "all") else _wide(body.dtype, dtype))
         types[r.name] = name.dtype
         value = cast(value, name.dtype)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 
 from aicf.scalar import FUNCTIONS, MONOIDS, Call, Const, Expr, Function, call, const, is_float
-from aicf.streaming.context import Context, Extremum, Refused, new_base, positive, some
+from aicf.semantic.refusal import Refused
+from aicf.streaming.context import Context, Extremum, new_base, positive, some
 from aicf.streaming.separate import addends, canon, separate, with_condition
 from aicf.streaming.terms import Term, add_up, to_expr
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from aicf.scalar import Expr, Load, Var, substitute, walk
 from aicf.semantic import Node
 from aicf.semantic.ops import At
-from aicf.streaming.pull import PulledTooFar, Puller, output_index, step
+from aicf.semantic.refusal import Refused
+from aicf.streaming.pull import Puller, output_index, step
 from aicf.streaming.simplify import fold_comparisons
 
 SHOWN = 2  # tensors named before the rest becomes "…"
@@ -42,7 +43,7 @@ class Origins:
         puller = Puller(_cut, dict(self.extents))
         try:
             found = fold_comparisons(puller.pull(node, e.index), puller.extents)
-        except PulledTooFar:
+        except Refused:
             return e
         self.met.update(puller.loads)
         return found

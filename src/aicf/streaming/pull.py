@@ -14,15 +14,12 @@ from dataclasses import dataclass, field
 from aicf.scalar import Expr, Var, extents, index, integer_const, load
 from aicf.semantic import OPS, Node
 from aicf.semantic.ops import At, NotUniform
+from aicf.semantic.refusal import Refused
 from aicf.semantic.types import is_one
 
 Cut = Callable[[Node, At], bool]
 LIMIT = 20_000  # elements of nodes gone through; real attention needs some hundred
 DEPTH = 100  # nodes above each other; real attention needs some dozen, a recurrence written out as many as it has steps
-
-
-class PulledTooFar(Exception):
-    """An expression that grows beyond all reason: not a tile-local computation."""
 
 
 @dataclass
@@ -47,7 +44,7 @@ class Puller:
         found = self._memo.get(key)
         if found is None:
             if len(self._memo) >= LIMIT or self._depth >= DEPTH:
-                raise PulledTooFar(node.name)
+                raise Refused("what lies between the scores and the values is too large a computation for one tile")
             self._depth += 1
             found = self._memo[key] = self._pull(node, at)
             self._depth -= 1

@@ -31,6 +31,7 @@ from aicf.scalar import (
 )
 from aicf.semantic import Node, users_of
 from aicf.semantic.ops import At
+from aicf.semantic.refusal import Refusal, Refused, refused
 from aicf.semantic.types import is_one
 from aicf.streaming.candidates import (
     CONTRACTIONS,
@@ -46,10 +47,10 @@ from aicf.streaming.candidates import (
     two_axis,
     without_products,
 )
-from aicf.streaming.cascade import Extraction, NotACascade, ScoreContraction
+from aicf.streaming.cascade import Extraction, ScoreContraction
 from aicf.streaming.derive import Reduction
 from aicf.streaming.products import making, of_pairs
-from aicf.streaming.pull import PulledTooFar, Puller, output_index, step
+from aicf.streaming.pull import Puller, output_index, step
 from aicf.streaming.simplify import fold_comparisons, in_fp32
 
 VIEWS = ("reshape", "permute", "expand", "slice")
@@ -90,7 +91,7 @@ class Recognised:
     extents: Mapping[Var, Expr]
     inside: tuple[Node, ...]
     softmax_like: bool
-    leaks: tuple[tuple[Node, Refused], ...] = ()
+    leaks: tuple[tuple[Node, Refusal], ...] = ()
     stored: tuple[Stored, ...] = ()
     values: bool = True
     smaller: Recognised | None = field(default=None, repr=False, compare=False)
@@ -103,15 +104,6 @@ class Stored:
 
     node: Node
     reason: str
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A region that was seen and not taken: which op broke which property."""
-
-    node: Node
-    reason: str
-    guilty: Node | None = None
 
 
 @dataclass
@@ -129,19 +121,19 @@ class Settings:
 
 def recognise(
     nodes: list[Node], outputs: Collection[Node] | None = None, settings: Settings | None = None
-) -> list[Recognised | Refused]:
+) -> list[Recognised | Refusal]:
     """All regions of a graph given as its nodes in topological order, in the order of their value contractions.
 
     `outputs`: the nodes returned to the caller (nodes without users, when None). The cost is linear in the number of
     nodes plus the sizes of the regions.
     """
     context = _Context(_live(nodes, outputs, settings or Settings()), outputs, settings or Settings())
-    found: list[Recognised | Refused] = []
+    found: list[Recognised | Refusal] = []
     taken: set[Node] = set()
     for node in context.nodes:
         if node in taken:
             continue
-        best: Recognised | Refused | None = None
+        best: Recognised | Refusal | None = None
         for c in candidates(node):
             result = _attempt(context, c)
             if isinstance(result, Recognised):
@@ -153,13 +145,13 @@ def recognise(
         if unread is not None:
             why = context.settings.unknown.get(unread, "it is not followed")
             guilty = unread if unread.location and unread.location.file else None
-            best = Refused(node, f"{unread.name} stands between the softmax and the sum with the values: {why}", guilty)
+            best = refused(node, f"{unread.name} stands between the softmax and the sum with the values: {why}", guilty)
         if best is None and context.single_keys and single_key(node):
-            best = Refused(node, "it attends to a single key: all weights are 1, and there is nothing to stream")
+            best = refused(node, "it attends to a single key: all weights are 1, and there is nothing to stream")
         made_of = without_products(node) if best is None and context.softmaxes else None
         if made_of is not None:
             guilty = next((n for n in made_of if n.location and n.location.file), None)
-            best = Refused(node, _no_products(made_of, context.settings.unknown), guilty)
+            best = refused(node, _no_products(made_of, context.settings.unknown), guilty)
         if best is None:
             continue
         found.append(best)
@@ -190,7 +182,7 @@ def _reductions(context: _Context, taken: set[Node]) -> list[Recognised]:
     return found
 
 
-def _settled(found: list[Recognised | Refused]) -> list[Recognised | Refused]:
+def _settled(found: list[Recognised | Refusal]) -> list[Recognised | Refusal]:
     """Scores that two regions read are computed in each of them, and written by none: a softmax over the keys and one over the
     queries. What leaves a region to anywhere else must be written, and the region is refused."""
     while True:
@@ -201,7 +193,7 @@ def _settled(found: list[Recognised | Refused]) -> list[Recognised | Refused]:
         found = [f if leak is None else _without_leak(f, leak) for f, leak in zip(found, left, strict=True)]
 
 
-def _needed(found: list[Recognised | Refused], outputs: Collection[Node]) -> list[Recognised | Refused]:
+def _needed(found: list[Recognised | Refusal], outputs: Collection[Node]) -> list[Recognised | Refusal]:
     """Without the regions of which nothing is read: all that they are for is computed in the tiles of others."""
     maker = {e.node: f for f in found if isinstance(f, Recognised) for e in f.outputs}
     needed: set[Node] = set()
@@ -212,10 +204,10 @@ def _needed(found: list[Recognised | Refused], outputs: Collection[Node]) -> lis
             needed.add(node)
             made = maker.get(node)
             stack += node.inputs if made is None else made.loads.values()
-    return [f for f in found if isinstance(f, Refused) or any(e.node in needed for e in f.outputs)]
+    return [f for f in found if isinstance(f, Refusal) or any(e.node in needed for e in f.outputs)]
 
 
-def _without_leak(found: Recognised | Refused, leak: Refused) -> Recognised | Refused:
+def _without_leak(found: Recognised | Refusal, leak: Refusal) -> Recognised | Refusal:
     """What is left of a region of which something must be written: the same with fewer products, or the refusal."""
     smaller = with_less(found, leak.reason) if isinstance(found, Recognised) else None
     return smaller or leak
@@ -231,7 +223,7 @@ def _explained(found: Recognised, why: str) -> Recognised:
     return replace(found, stored=tuple(s if s.reason else replace(s, reason=why) for s in found.stored))
 
 
-def _first_leak(found: Recognised, inside: Collection[Node]) -> Refused | None:
+def _first_leak(found: Recognised, inside: Collection[Node]) -> Refusal | None:
     return next((why for user, why in found.leaks if user not in inside), None)
 
 
@@ -246,7 +238,7 @@ def _live(nodes: list[Node], outputs: Collection[Node] | None, settings: Setting
     return [n for n in nodes if n in kept]
 
 
-def _seen_through_views(context: _Context, node: Node, best: Recognised | Refused | None) -> Recognised | Refused | None:
+def _seen_through_views(context: _Context, node: Node, best: Recognised | Refusal | None) -> Recognised | Refusal | None:
     """`best`, or the region found when the result is indexed as a view of it is: where the heads that `bmm` merges stand apart
     again, other tensors of the region are indexed so too, and what divides the view belongs to the region."""
     if best is None or (isinstance(best, Recognised) and best.outputs[0].node is not node):
@@ -450,7 +442,7 @@ def _held(context: _Context, node: Node) -> Node:
     return node
 
 
-def _attempt(context: _Context, c: Candidate, written_out: bool = True) -> Recognised | Refused | None:
+def _attempt(context: _Context, c: Candidate, written_out: bool = True) -> Recognised | Refusal | None:
     """The region of a candidate, with every product of rows and stream positions that any of its outputs reads in its tiles: what
     one output reads beside the scores is known only when that output is pulled, so that products are added until none is left."""
     best: Recognised | None = None
@@ -458,9 +450,8 @@ def _attempt(context: _Context, c: Candidate, written_out: bool = True) -> Recog
         policy = _Pull(context, c, written_out)
         try:
             result = _region(context, c, policy)
-        except PulledTooFar:
-            why = "what lies between the scores and the values is too large a computation for one tile"
-            result = Refused(c.node, why) if c.softmax_like else None
+        except Refused as problem:  # it grows too far
+            result = refused(c.node, problem.reason) if c.softmax_like else None
         if not isinstance(result, Recognised):
             return result if best is None else _explained(best, _why_not(result))
         if policy.unrolled and best is None:
@@ -476,27 +467,27 @@ def _attempt(context: _Context, c: Candidate, written_out: bool = True) -> Recog
         c = replace(c, scores=[*c.scores, *more], products=products, blocked=[n for n in c.blocked if n not in more])
 
 
-def _why_not(result: Refused | None) -> str:
+def _why_not(result: Refusal | None) -> str:
     return "a region that computes it as well is none that streams" if result is None else result.reason
 
 
-def _region(context: _Context, c: Candidate, policy: _Pull) -> Recognised | Refused | None:
+def _region(context: _Context, c: Candidate, policy: _Pull) -> Recognised | Refusal | None:
     if not c.scores:
         if not c.softmax_like:
             return None
-        return Refused(c.node, _mixing(c), c.node if c.elsewhere else c.blocked[0])
+        return refused(c.node, _mixing(c), c.node if c.elsewhere else c.blocked[0])
     if not c.softmax_like and c.values is not None and _weight(context, c.values):
         return None  # said before anything is pulled: through residual sums and norms a linear layer reaches all layers below it
     read = (*(x for a in c.scores for x in a.inputs), *c.node.inputs, c.node)
     none = next((n for n in read if any(isinstance(d, Const) and d.value == 0 for d in n.type.shape)), None)
     if none is not None:
         why = f"{none.name} {_tensor(none)} {NO_ELEMENTS}"
-        return Refused(c.node, why, None) if c.softmax_like else None
+        return refused(c.node, why, None) if c.softmax_like else None
     target, at = _extended(context, policy, c)
     if not context.anchor(target):
         whole = target.location.op if target.location else "an op"
         why = f"{target.name} is an internal step of {whole} and has no tensor of its own"
-        return Refused(c.node, why, target) if c.softmax_like else None
+        return refused(c.node, why, target) if c.softmax_like else None
     element = policy.puller.pull(target, at)
     if not _interesting(c, policy, element):
         return None
@@ -507,26 +498,26 @@ def _region(context: _Context, c: Candidate, policy: _Pull) -> Recognised | Refu
     try:
         own = tuple(_var(v) for v in at if v in columns)
         outputs = [RegionOutput(target, at, _prepared(extraction, policy, element), own)]
-        leaks: dict[Node, Refused] = {}
+        leaks: dict[Node, Refusal] = {}
         outside = _further_outputs(context, policy, c, target, leaks)
-        if isinstance(outside, Refused):
+        if isinstance(outside, Refusal):
             return outside if c.softmax_like or not (_projected(policy) or _weights(context, policy, c, extraction)) else None
         for node, where, pulled, more in outside:
             columns.update(more)
             outputs.append(RegionOutput(node, where, _prepared(extraction, policy, pulled), more))
-    except NotACascade as problem:
+    except Refused as problem:
         if not c.softmax_like:
             return None
-        guilty = policy.puller.binders.get(problem.over) if problem.over is not None else None
-        return Refused(c.node, str(problem), guilty)
+        guilty = policy.puller.binders.get(problem.where) if isinstance(problem.where, Var) else None
+        return refused(c.node, problem.reason, guilty)
     if any(variables(e) & columns for a in extraction.scores.values() for e in (a.row, a.key)):
         why = "the scores differ per value column, so a tile of scores serves one column only"
-        return next(iter(leaks.values()), Refused(c.node, why)) if c.softmax_like else None
+        return next(iter(leaks.values()), refused(c.node, why)) if c.softmax_like else None
     if any(not is_float(promote(a.row.dtype, a.key.dtype)) for a in extraction.scores.values()):
         why = "its scores are products of integers; kernels multiply floating point numbers: convert queries and keys before"
-        return Refused(c.node, why) if c.softmax_like else None
+        return refused(c.node, why) if c.softmax_like else None
     if not extraction.scores:
-        return Refused(c.node, "the mask hides every score, whatever they are: nothing is left to stream", None)
+        return refused(c.node, "the mask hides every score, whatever they are: nothing is left to stream", None)
     # Without values the result is smaller than the scores, whatever those are made of.
     linear = c.values is not None and not c.softmax_like
     if linear and ((leaks and _projected(policy)) or _weights(context, policy, c, extraction)):
@@ -688,8 +679,8 @@ PulledOutput = tuple[Node, At, Expr, tuple[Var, ...]]
 
 
 def _further_outputs(
-    context: _Context, policy: _Pull, c: Candidate, target: Node, leaks: dict[Node, Refused]
-) -> list[PulledOutput] | Refused:
+    context: _Context, policy: _Pull, c: Candidate, target: Node, leaks: dict[Node, Refusal]
+) -> list[PulledOutput] | Refusal:
     """Further tensors that leave the region, pulled; or the refusal when rows x keys would have to leave. What is not followed
     and reads rows x keys goes to `leaks`: it may be another region's."""
     found: list[PulledOutput] = []
@@ -720,18 +711,18 @@ def _further_outputs(
                 what = f"the {_what(node, policy)} {node.name} {_tensor(node)}"
                 reader = context.settings.readers.get(node)
                 how = "is itself returned" if reader is None else f"is also read by {reader}"
-                return Refused(c.node, f"{what} {how}, so it must be written", node)
+                return refused(c.node, f"{what} {how}, so it must be written", node)
             if context.anchor(node):
                 at = _plain(where, node)
                 if at is None:
-                    return Refused(c.node, f"{node.name} is used outside and is not indexed by the region's rows", node)
+                    return refused(c.node, f"{node.name} is used outside and is not indexed by the region's rows", node)
                 found.append((node, at, policy.puller.pull(node, where), _among(made, at)))
                 continue
         for user in outside:
             grown = _through(policy, node, where, user, c)
             if grown is None:
                 what = f"the {_what(node, policy)} {node.name} {_tensor(node)}"
-                leaks[user] = Refused(c.node, f"{what} is also used by {user.op} {user.name}, so it must be written", user)
+                leaks[user] = refused(c.node, f"{what} is also used by {user.op} {user.name}, so it must be written", user)
                 if not along:
                     return leaks[user]
                 continue
@@ -749,7 +740,7 @@ def _further_outputs(
                 done.add(user)
                 plain = _plain(at, user)
                 if plain is None:
-                    return Refused(c.node, f"{user.name} is not indexed by the region's rows", user)
+                    return refused(c.node, f"{user.name} is not indexed by the region's rows", user)
                 found.append((user, plain, element, _among(made, plain)))
 
 
@@ -826,8 +817,8 @@ _BATCH = ("b", "h", "g", "u", "w", "z")
 
 
 def _finished(
-    policy: _Pull, c: Candidate, x: Extraction, outputs: list[RegionOutput], columns: set[Var], leaks: Mapping[Node, Refused]
-) -> Recognised | Refused:
+    policy: _Pull, c: Candidate, x: Extraction, outputs: list[RegionOutput], columns: set[Var], leaks: Mapping[Node, Refusal]
+) -> Recognised | Refusal:
     """Variables renamed by role and packed into the result."""
     keys = {v for a in x.scores.values() for v in variables(a.key)}
     row_side = {v for a in x.scores.values() for v in variables(a.row)}
@@ -903,4 +894,4 @@ def _length(e: Expr) -> int:
     return int(e.value) if isinstance(e, Const) else 1 << 40
 
 
-__all__ = ["Recognised", "Refused", "RegionOutput", "Settings", "Stored", "recognise", "with_less"]
+__all__ = ["Recognised", "Refusal", "RegionOutput", "Settings", "Stored", "recognise", "with_less"]

@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Literal
 
 from aicf.scalar import MONOIDS, Call, Const, Expr, Var, call, children, const, is_float, promote, rebuild
-from aicf.streaming.context import RANK_LIMIT, Context, Extremum, Refused, matching, new_base, positive
+from aicf.semantic.refusal import Refused
+from aicf.streaming.context import RANK_LIMIT, Context, Extremum, matching, new_base, positive
 from aicf.streaming.terms import LN2, NOTHING, Term, add_up, inverse, key, merge, product, scaled, to_expr
 
 # ------------------------------------------------------------------------------------------------ sums

@@ -108,18 +108,6 @@ class StreamProgram:
         return program_text(self)
 
 
-@dataclass(frozen=True)
-class NotSeparable:
-    """Why the cascade has no one-pass form: the reason, the guilty subexpression and the reduction it stands in."""
-
-    reason: str
-    where: Expr
-    reduction: str
-
-    def __str__(self) -> str:
-        return f"reduction '{self.reduction}' can't be streamed: {self.reason}, in {show(self.where)}"
-
-
 def program_text(p: StreamProgram) -> str:
     """The program as people read it, the same for the same program."""
     scores = f" (scores {', '.join(a.name for a in p.scores)})" if p.scores else ""

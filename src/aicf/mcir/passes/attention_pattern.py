@@ -11,23 +11,23 @@ unfused form will need.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from aicf.mcir.axes import AxisRole, RegionAxis
 from aicf.mcir.builder import MCIRBuilder
-from aicf.mcir.module import MCModule, Refusal
+from aicf.mcir.module import MCModule
 from aicf.mcir.passes.vocabulary import vocabulary
 from aicf.mcir.regions import ExecutionRegion
 from aicf.mcir.types import mc_dtype
 from aicf.mcir.values import MCValue
-from aicf.scalar import BYTES, Const, Expr, Load, call, index, integer_const, show, variables, walk
-from aicf.semantic import Graph, Location, Node, TensorType
+from aicf.scalar import Const, Expr, Load, index, show, variables, walk
+from aicf.semantic import Graph, Node, Refusal
 from aicf.semantic.types import is_one
 from aicf.streaming.describe import Words
 from aicf.streaming.masks import Part, has_mask, keep_of, parts_of
 from aicf.streaming.origins import Origins
-from aicf.streaming.recognise import Recognised, Refused, Settings, recognise
+from aicf.streaming.recognise import Recognised, Settings, recognise
 from aicf.streaming.stack import stacked
 
 
@@ -57,13 +57,11 @@ def detect_attention_pattern(ops: list[Node]) -> list[ExecutionRegion]:
 Sources = Mapping[Node, Collection[Node]]
 
 
-def _module(found: Iterable[Recognised | Refused], sources: Sources = MappingProxyType({})) -> MCModule:
+def _module(found: Iterable[Recognised | Refusal], sources: Sources = MappingProxyType({})) -> MCModule:
     module = MCModule()
     for item in found:
-        if isinstance(item, Refused):
-            module.refusals.append(
-                Refusal(item.node.name, item.reason, place(item.guilty or item.node), place(item.node), unfused_bytes(item.node))
-            )
+        if isinstance(item, Refusal):
+            module.refusals.append(replace(item, node=None))  # a module holds no graph
             continue
         number = f"_{len(module.regions)}" if module.regions else ""
         kind = "attention" if item.values else "reduction"
@@ -99,7 +97,7 @@ def region_of(seen: Recognised, name: str, sources: Sources) -> ExecutionRegion:
     region.attrs["operations"] = (*operations, *dict.fromkeys(reduced))
     region.attrs["sizes"] = axis_sizes(found)
     region.attrs["axes"] = region_axes(found, region.attrs["pattern"])
-    region.notes["source"] = str(place(found.value) or "hand-built graph")
+    region.notes["source"] = str(found.value.location or "hand-built graph")
     if parts:
         region.notes["mask"] = _words(seen, origins, parts)
     keep = keep_of(parts)
@@ -172,23 +170,4 @@ def roles(found: Recognised) -> tuple[str, str, str]:
     return first(found.scores[0].row), first(found.scores[0].key), values
 
 
-def place(node: Node | None) -> Location | None:
-    return None if node is None else node.location
-
-
-def unfused_bytes(node: Node) -> Expr:
-    """Bytes of the tensors of rows x keys that the unfused form keeps for `node`: scores and weights, each as large as its larger
-    operand."""
-
-    def total(t: TensorType) -> Expr:
-        n: Expr = integer_const(2 * BYTES[t.dtype])
-        for d in t.shape:
-            n = call("mul", n, d)
-        return n
-
-    sizes = [total(i.type) for i in node.inputs]
-    known = [s for s in sizes if isinstance(s, Const)]
-    return max(known, key=lambda s: int(s.value)) if len(known) == len(sizes) and known else (sizes or [integer_const(0)])[0]
-
-
-__all__ = ["AttentionPatternPass", "detect_attention_pattern", "place", "region_of", "roles", "run_attention_pattern_pass"]
+__all__ = ["AttentionPatternPass", "detect_attention_pattern", "region_of", "roles", "run_attention_pattern_pass"]

@@ -19,9 +19,9 @@ from dataclasses import replace
 
 from aicf.mcir.builder import MCIRBuilder
 from aicf.mcir.lowered import lowered_region
-from aicf.mcir.module import MCModule, Refusal
+from aicf.mcir.module import MCModule
 from aicf.mcir.nodes import MCNode
-from aicf.mcir.passes.attention_pattern import place, suffix, unfused_bytes
+from aicf.mcir.passes.attention_pattern import suffix
 from aicf.mcir.passes.schedule import SPEC_POLICY, TilePolicy, apply_schedule, prove_phases
 from aicf.mcir.passes.vocabulary import GENERAL, Vocabulary, vocabulary
 from aicf.mcir.payloads import (
@@ -53,20 +53,13 @@ from aicf.scalar import (
     variables,
     walk,
 )
+from aicf.semantic.refusal import Refusal, Refused, refused
 from aicf.streaming.derive import derive
 from aicf.streaming.recognise import Recognised, RegionOutput
-from aicf.streaming.stream_program import Base, NotSeparable, StreamProgram, Sum
+from aicf.streaming.stream_program import Base, StreamProgram, Sum
 from aicf.streaming.verify import check_program
 
 MAX_WIDTH = 2048  # head dims of score contractions and values that kernels are generated for
-
-
-class LoweringRefused(ValueError):
-    """The region keeps its meaning only unfused; the message says why. `unknown`: the size that would have to be a number."""
-
-    def __init__(self, reason: str, unknown: Expr | None = None) -> None:
-        super().__init__(reason)
-        self.unknown = unknown
 
 
 def run_streaming_lowering_pass(module: MCModule, policy: TilePolicy = SPEC_POLICY) -> MCModule:
@@ -78,16 +71,15 @@ def run_streaming_lowering_pass(module: MCModule, policy: TilePolicy = SPEC_POLI
     for region in module.regions:
         try:
             result.regions.append(lower_attention_to_streaming(region, policy))
-        except LoweringRefused as no:
-            node = detected_meaning(region).value
-            result.refusals.append(Refusal(node.name, str(no), place(node), place(node), unfused_bytes(node)))
+        except Refused as no:
+            result.refusals.append(replace(refused(detected_meaning(region).value, no.reason), node=None))
     return result
 
 
 def detected_meaning(region: Region) -> Recognised:
-    """The recognised meaning that a region carries. Raises LoweringRefused for one that was written by hand or read from text."""
+    """The recognised meaning that a region carries. Raises Refused for one that was written by hand or read from text."""
     if not isinstance(region, ExecutionRegion) or region.meaning is None:
-        raise LoweringRefused(f"region {region.name} was not made by the attention pattern pass: it carries no meaning to lower")
+        raise Refused(f"region {region.name} was not made by the attention pattern pass: it carries no meaning to lower")
     return region.meaning
 
 
@@ -97,7 +89,7 @@ def lower_attention_to_streaming(
     """Adds the StreamingRegion and its TileRegion to `region`, scheduled by `policy`, and returns it. `strict`: see
     `prove_tiles`. `program`: what `derived` gave for the region, when that is known already.
 
-    Raises LoweringRefused, leaving the region as it was, when the cascade has no one-pass form or a shape is out of reach.
+    Raises Refused, leaving the region as it was, when the cascade has no one-pass form or a shape is out of reach.
     """
     add_stream(region, program or derived(detected_meaning(region), strict))
     rows = getattr(policy, "rows", 0)
@@ -124,12 +116,12 @@ def add_stream(region: Region, program: StreamProgram) -> Region:
 
 
 def derived(meaning: Recognised, strict: bool = False) -> StreamProgram:
-    """The one-pass program of a region (`strict`: see `derive`). Raises LoweringRefused with the derivation's reason."""
+    """The one-pass program of a region (`strict`: see `derive`). Raises Refused with the derivation's reason."""
     outputs = {f"out{k}": e.expr for k, e in enumerate(meaning.outputs)}
     scores = [var(a.name, a.row.dtype if is_float(a.row.dtype) else "f32") for a in meaning.scores]
     program = derive(meaning.cascade, outputs, meaning.stream, scores=scores, payload=meaning.columns, strict=strict)
-    if isinstance(program, NotSeparable):
-        raise LoweringRefused(str(program))
+    if isinstance(program, Refusal):
+        raise Refused(str(program))
     program = _counting(program, meaning.extents[meaning.stream])
     _check(meaning, program)
     check_program(program, meaning.columns)
@@ -160,40 +152,40 @@ def _check(meaning: Recognised, program: StreamProgram) -> None:
     states = {x.name for x in (*program.bases, *program.sums)} | {b.ref.name for b in program.bases}
     for k, e in enumerate(meaning.outputs):
         if not any(v.name in states for v in variables(finalizer(program, f"out{k}"))):
-            raise LoweringRefused(f"{e.node.name} is the same whatever the scores are: nothing is left to stream")
+            raise Refused(f"{e.node.name} is the same whatever the scores are: nothing is left to stream")
     for a in meaning.scores:
         _width(a.width, "the head dim of the scores")
         if variables(a.row) & {meaning.stream} or variables(a.key) & {meaning.row}:
-            raise LoweringRefused(f"the operands of {a.name} are not one per row and one per key")
+            raise Refused(f"the operands of {a.name} are not one per row and one per key")
     for b in program.bases:
         if variables(b.body) & set(meaning.columns):
-            raise LoweringRefused(f"it takes the {b.op} of other numbers for every column: {show(b.body)}")
+            raise Refused(f"it takes the {b.op} of other numbers for every column: {show(b.body)}")
     for s in program.sums:
         if not is_float(s.dtype):
-            raise LoweringRefused(f"the sum {s.name} is kept in {s.dtype}; integer sums are not streamed")
+            raise Refused(f"the sum {s.name} is kept in {s.dtype}; integer sums are not streamed")
         if len(s.payload) > 1:
-            raise LoweringRefused(
+            raise Refused(
                 f"the values have {len(s.payload)} axes that the scores don't have; kernels are derived for one (reshaped into "
                 "one axis, such values stream)"
             )
         for c in s.payload:
             _width(meaning.extents[c], "the value width")
         if variables(s.weight) & set(meaning.columns):
-            raise LoweringRefused(f"what the values are weighed with is another number for every column: {show(s.weight)}")
+            raise Refused(f"what the values are weighed with is another number for every column: {show(s.weight)}")
         if s.value is not None and variables(s.value) & {meaning.row, *program.scores}:
-            raise LoweringRefused(f"the summed values depend on the row: {show(s.value)}")
+            raise Refused(f"the summed values depend on the row: {show(s.value)}")
     for e in (*(b.body for b in program.bases), *(s.body for s in program.sums), *(a.row for a in meaning.scores)):
         if any(n.dtype == "f64" for n in walk(e)):
-            raise LoweringRefused("it computes in float64; kernels accumulate in float32. Use float32, float16 or bfloat16")
+            raise Refused("it computes in float64; kernels accumulate in float32. Use float32, float16 or bfloat16")
     if any(x.type.dtype == "f64" for x in (*meaning.loads.values(), *(e.node for e in meaning.outputs))):
-        raise LoweringRefused("it computes in float64; kernels accumulate in float32. Use float32, float16 or bfloat16")
+        raise Refused("it computes in float64; kernels accumulate in float32. Use float32, float16 or bfloat16")
 
 
 def _width(e: Expr, what: str) -> int:
     if not isinstance(e, Const):
-        raise LoweringRefused(f"{what} is {show(e)}, which is not known at compile time", e)
+        raise Refused(f"{what} is {show(e)}, which is not known at compile time", unknown=e)
     if not 1 <= int(e.value) <= MAX_WIDTH:
-        raise LoweringRefused(f"{what} is {e.value}; kernels are generated for 1 to {MAX_WIDTH}")
+        raise Refused(f"{what} is {e.value}; kernels are generated for 1 to {MAX_WIDTH}")
     return int(e.value)
 
 
@@ -389,7 +381,6 @@ class _Nodes:
 
 
 __all__ = [
-    "LoweringRefused",
     "add_stream",
     "derived",
     "detected_meaning",
