@@ -36,9 +36,19 @@ def test_special_values_must_be_where_the_unfused_result_has_them(value: float, 
     special = REFERENCE.copy()
     special[2] = value
     assert_contract(special, special, special, "f32")
-    for got, unfused in ((special, REFERENCE), (REFERENCE, special)):
+    for got, unfused, reference in ((special, REFERENCE, REFERENCE), (special, REFERENCE, special), (REFERENCE, special, special)):
         with pytest.raises(AssertionError, match=rf"1 of 4 elements differ in being {name}; the first is \(2,\)"):
-            assert_contract(got, unfused, REFERENCE, "f32")
+            assert_contract(got, unfused, reference, "f32")
+
+
+def test_what_only_the_unfused_type_cannot_hold_may_be_finite():
+    overflown = REFERENCE.copy()
+    overflown[2] = np.nan
+    assert_contract(REFERENCE, overflown, REFERENCE, "f32")
+    wrong = REFERENCE.copy()
+    wrong[2] += 1e-3
+    with pytest.raises(AssertionError, match="max error"):
+        assert_contract(wrong, overflown, REFERENCE, "f32")
 
 
 def test_shapes_must_agree():
