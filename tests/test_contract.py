@@ -36,7 +36,8 @@ def test_special_values_must_be_where_the_unfused_result_has_them(value: float, 
     special = REFERENCE.copy()
     special[2] = value
     assert_contract(special, special, special, "f32")
-    for got, unfused, reference in ((special, REFERENCE, REFERENCE), (special, REFERENCE, special), (REFERENCE, special, special)):
+    ordinary = REFERENCE
+    for got, unfused, reference in ((special, ordinary, ordinary), (special, ordinary, special), (ordinary, special, special)):
         with pytest.raises(AssertionError, match=rf"1 of 4 elements differ in being {name}; the first is \(2,\)"):
             assert_contract(got, unfused, reference, "f32")
 

@@ -7,11 +7,12 @@
     cpu          compiled code, called from the rewritten graph as the torch backend calls it
 
 Every level but the first runs inside the rewritten graph, in the place of the call of a region, so that what is compared are the
-program's own results. NaN and infinities must be where eager has them (or of float64's kind where eager's is not finite), indices that are out of range raise, and the error is
-held against the numeric contract. On results of a few elements eager is at times exact by luck: before a program is called wrong
-its errors are taken over more data. Where a rare element decides (two large scores nearly equal, a small number that is squared
-and divided by), the largest error of one evaluation says little on any amount of data: at last every error is taken in units of
-eager's own error in that element, over evaluations that round and add up differently.
+program's own results. NaN and infinities must be where eager has them (where it is not finite, float64's kind will do), indices
+that are out of range raise, and the error is held against the numeric contract. On results of a few elements eager is at times
+exact by luck: before a program is called wrong its errors are taken over more data. Where a rare element decides (two large
+scores nearly equal, a small number that is squared and divided by), the largest error of one evaluation says little on any amount
+of data: at last every error is taken in units of eager's own error in that element, over evaluations that round and add up
+differently.
 """
 
 from __future__ import annotations
