@@ -188,5 +188,6 @@ def test_there_is_one_predicted_time(name: str, reports: dict[str, aicf.Report])
 def test_memory_is_said_before_and_after(reports: dict[str, aicf.Report]):
     text = str(reports["causal"])
     assert re.search(r"memory     16\.0 MiB of scores before, [\d.]+ [KM]iB of tiles after \(2 threads\)", text)
-    assert re.search(r"moved      [\d.]+ MiB between cores and memory or cache before, [\d.]+ [KM]iB after", text)
+    before = r"between cores and memory or cache before, when each operation reads and writes the scores"
+    assert re.search(rf"moved      [\d.]+ MiB {before}; [\d.]+ [KM]iB after", text)
     assert "memory     16.0 MiB of scores, unfused" in str(reports["talking"])

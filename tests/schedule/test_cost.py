@@ -256,7 +256,7 @@ def test_keys_are_cut_when_items_are_few():
     s = choose(one, TARGETS["avx2"])
     assert s.kv_split > 1 and ("part", "thread") in s.mapping
     assert estimate(one, s, TARGETS["avx2"]) < estimate(one, replace(s, kv_split=1), TARGETS["avx2"])
-    assert "1 work items for 2 x 8 threads" in s.reason("kv_split")
+    assert "1 work items for 8 threads" in s.reason("kv_split")
     assert choose(replace(one, items=64), TARGETS["avx2"]).kv_split == 1
     assert choose(replace(one, dtype="bf16", threads=1), TARGETS["h100"]).kv_split > 1
     assert choose(replace(one, threads=1), TARGETS["avx2"]).kv_split == 1
@@ -285,7 +285,7 @@ def test_kv_major_is_taken_where_a_window_is_narrow_and_state_is_small():
 def test_given_decisions_are_kept():
     s = choose(LONG, TARGETS["avx2"], "tile_m=96,tile_n=32,residency.output_acc=register,threads=3")
     assert (s.tile_m, s.tile_n, s.threads, s.space("output_acc")) == (96, 32, 3, "register")
-    assert s.reason("tile_m").startswith("given; ") and s.reason("threads").startswith("given; ")
+    assert s.reason("tile_m") == s.reason("threads") == "given"
     spec = choose(LONG, TARGETS["avx2"], SPEC)
     assert (spec.tile_m, spec.tile_n, spec.tile_k, spec.order, spec.rows) == (128, 64, 64, "q_major", 6)
     assert decisions(choose(LONG, TARGETS["h100"], SPEC))["tile_m"] == 128

@@ -33,7 +33,7 @@ def schedule_lines(s: Schedule) -> list[str]:
     work = f"blocks of {s.warps} warps, {plural(s.stages, 'stage')}" if gpu else plural(s.threads, "thread")
     return [
         f"  schedule   {s.name}",
-        f"    tiles      {s.tile_m} rows (queries) x {s.tile_n} keys, {s.tile_k} contracted; {together}",
+        f"    tiles      up to {s.tile_m} rows (queries) x {s.tile_n} keys, {s.tile_k} contracted; {together}",
         f"    kept in    {'; '.join(f'{place}: ' + ', '.join(values) for place, values in places.items())}",
         f"    order      {order} ({s.order})",
         f"    run by     {work}",

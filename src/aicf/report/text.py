@@ -46,8 +46,8 @@ def full_lines(group: Sequence[RegionResult]) -> list[str]:
     lines += [f"  moved      {said}" for said in (moved(r),) if said]
     lines += [f"  stored     {stored_text(s)}" for s in r.stored]
     if r.tiles is not None:
-        total = sum(r.tiles.values())
-        share = f" ({100 * r.tiles.get('empty', 0) // total} % skipped)" if total else ""
+        total, empty = sum(r.tiles.values()), r.tiles.get("empty", 0)
+        share = f" ({100 * empty // total} % skipped)" if empty else ""
         given = ", with the tensors of this call" if r.of_call else ""
         lines.append(f"  tiles      {', '.join(f'{n} {kind}' for kind, n in r.tiles.items())}{share}{given}")
         if r.tiles["partial"] and r.rows_end:
@@ -108,4 +108,5 @@ def moved(r: RegionResult) -> str:
     if p is None or r.status == "refused":
         return ""
     where = "to and from device memory" if r.schedule is not None and for_gpu(r.schedule) else "between cores and memory or cache"
-    return f"{size_text(p.unfused_moved)} {where} before, {size_text(p.moved)} after (predicted, one call)"
+    before = f"{size_text(p.unfused_moved)} {where} before, when each operation reads and writes the scores"
+    return f"{before}; {size_text(p.moved)} after (predicted, one call)"

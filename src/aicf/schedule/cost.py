@@ -234,7 +234,9 @@ def _reasons(
     if isinstance(t, CpuTarget):
         block = cpu.register_tile(t, cpu.uses_matrix_unit(p, t))
         told["tile_n"] += f"; panels up to {cpu.depth_limit(t, block)} keys stay in L1 ({_bytes(t.l1d)}, {t.l1_ways} ways)"
-        few = f"of at most {p.rows}, as there are no more rows; " if s.rows == p.rows < block.rows else ""
+        few = "" if s.rows >= block.rows else f"a tile has {s.tile_m}; with more of them, "
+        if s.rows == p.rows < block.rows:
+            few = f"there are {p.rows}; with more of them, "
         told["rows"] = few + block.reason
         share = _bytes(cpu.CACHE_SHARE * t.l2)
         fits = "fits" if best.memory <= cpu.CACHE_SHARE * t.l2 else "is more than"
@@ -251,7 +253,7 @@ def _reasons(
         else:
             told["residency"] = f"the tile is one block of {s.rows} rows: its accumulators and state stay in registers"
         units = p.items * (tiles if s.order == "q_major" else 1)
-        told["kv_split"] = _split_reason(p, best, options, units, 2 * s.threads, f"2 x {s.threads} threads")
+        told["kv_split"] = _split_reason(p, best, options, units, 2 * s.threads, f"{s.threads} threads")
         kept_as = "one packed tile is in use" if s.space("K_tile") != "register" else "tiles are read as they lie"
         told["stages"] = f"the hardware prefetches; {kept_as}"
         told["threads"] = f"{p.threads} asked for, {t.cores} cores"
@@ -284,7 +286,7 @@ def _reasons(
     if s.order == "q_major" and turned < best.seconds:
         told["order"] += f"; kv_major needs scratch memory, so it is chosen only if it is at least {KV_MAJOR_MARGIN:.0%} faster"
     for name in given:
-        told[name] = f"given{'; ' + told[name] if name in told else ''}"
+        told[name] = "given"
     return tuple((name, told[name]) for name in sorted(told))
 
 
@@ -314,7 +316,7 @@ def _compare(best: _Option, options: list[_Option], field: str) -> str:
 
 def _split_reason(p: Problem, best: _Option, options: list[_Option], units: int, enough: int, what: str) -> str:
     if units >= enough:
-        return f"{units} work items, enough for {what}: the keys are not cut"
+        return f"{units} work items are enough for {what} ({enough} are asked for): the keys are not cut"
     return f"{units} work items for {what}; {_compare(best, options, 'kv_split')}"
 
 

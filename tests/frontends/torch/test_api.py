@@ -175,12 +175,24 @@ def test_explain_names_graph_breaks(qkv: tuple[Tensor, ...]) -> None:
     assert "graph break: " in str(report)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"fuze": "always"}, r"unknown option fuze \(did you mean fuse\?\): the options are dynamic, fullgraph, fuse"),
+        ({"options": {"fuse": "always"}}, r"unknown option options: .*given by name here, without options="),
+    ],
+)
+def test_compile_names_the_option_that_was_meant(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        aicf.compile(attention, **given)
+
+
 def test_explain_takes_the_options_of_compile(qkv: tuple[Tensor, ...]) -> None:
     (r,) = aicf.explain(attention, *qkv, options={"target": "h100", "fuse": "always"}).regions
     assert r.status == "streamed" and "tl.dot" in r.dump("triton")
     (r,) = aicf.explain(attention, *qkv, options={"schedule": "tile_m=1,tile_n=1"}).regions
     assert r.status == "declined"
-    with pytest.raises(ValueError, match="unknown option targte: the options are"):
+    with pytest.raises(ValueError, match=r"unknown option targte \(did you mean target\?\): the options are"):
         aicf.explain(attention, *qkv, options={"targte": "h100"})
     with pytest.raises(ValueError, match="option rest makes no sense"):
         aicf.explain(attention, *qkv, options={"rest": "eager"})

@@ -64,7 +64,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("schedule", {3: 4}, "a schedule has no 3; what can be given"),
     ("schedule", ["tile_m=8"], "schedule is a list: give decisions, as"),
     ("schedule", FIXED, "schedule is a Schedule: give decisions, as"),
-    ("thread", 2, "unknown option thread: the options are fuse, require, rest, schedule, strict, target, threads"),
+    ("thread", 2, r"unknown option thread \(did you mean threads\?\): the options are fuse, require, rest, schedule"),
     (3, 4, "unknown option 3: the options are"),  # type: ignore[list-item]
 ]
 

@@ -14,7 +14,7 @@ from aicf.frontends.torch.diagnostics.required import explain_missing, watch_cal
 from aicf.report import GraphReport, Report
 from aicf.schedule.target import Target
 
-from .options import OPTIONS, backend_options
+from .options import OPTIONS, backend_options, unknown_options
 
 __all__ = ["NotStreamed", "Report", "compile", "explain"]
 
@@ -31,6 +31,7 @@ def compile(
     threads: int | None = None,
     strict: bool = False,
     rest: Literal["auto", "inductor", "eager"] = "auto",
+    **unknown: Any,
 ) -> Any:
     """`fn_or_module` compiled: what streams runs as derived kernels, the rest as `torch.compile` runs it. Without one: a
     decorator with these options.
@@ -44,8 +45,11 @@ def compile(
     that masked tiles can be skipped. `rest`: what runs the rest of the graph, Inductor or PyTorch op by op. A function gives a
     function, a module a module (with the same parameters).
 
-    Raises TypeError for what is not callable and ValueError for a bad option.
+    Raises TypeError for what is not callable and for an option that does not exist, ValueError for a bad value of one.
     """
+    if unknown:
+        hint = "; options of the backend are given by name here, without options={...}" if "options" in unknown else ""
+        raise TypeError("aicf.compile: " + unknown_options(unknown, OPTIONS | {"dynamic", "fullgraph"}) + hint)
     options: dict[str, Any] = {
         "fuse": fuse,
         "require": require,

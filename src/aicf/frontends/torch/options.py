@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,13 @@ class BackendOptions:
     report: Callable[[GraphReport], None] | None = None
 
 
+def unknown_options(unknown: Collection[Any], known: Collection[str]) -> str:
+    """What is said of options that do not exist: the nearest one that does, and all."""
+    near = {x: get_close_matches(str(x), known, n=1) for x in unknown}
+    said = ", ".join(f"{x} (did you mean {n[0]}?)" if n else str(x) for x, n in near.items())
+    return f"unknown option{'s' if len(near) > 1 else ''} {said}: the options are {', '.join(sorted(known))}"
+
+
 def backend_options(options: Mapping[str, Any] | None) -> BackendOptions:
     """`options` of torch.compile, checked. Raises ValueError naming the option and what it takes."""
     if options is not None and not isinstance(options, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -37,8 +45,7 @@ def backend_options(options: Mapping[str, Any] | None) -> BackendOptions:
     called: object = report
     unknown = [name for name in given if name not in OPTIONS]
     if unknown:
-        said = ", ".join(map(str, unknown))
-        raise ValueError(f"unknown option {said}: the options are {', '.join(sorted(OPTIONS))}")
+        raise ValueError(unknown_options(unknown, OPTIONS))
     if not (require is None or (isinstance(require, str) and require == "streamed")):
         raise ValueError(f'require={require!r}: it is None or "streamed" (raise NotStreamed when an attention does not stream)')
     if not (isinstance(rest, str) and rest in ("auto", "inductor", "eager", "explain")):
