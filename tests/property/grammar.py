@@ -47,6 +47,15 @@ def kept(shape: Sequence[int], layout: str, g: torch.Generator) -> torch.Tensor:
     return blocks & scattered if layout == "scattered blocks" else blocks.clone()
 
 
+def special(x: torch.Tensor, g: torch.Generator | None) -> torch.Tensor:
+    """`x` with some of its rows NaN or infinite (None: as it is): a mask that hides them must hide them as it does in eager."""
+    if g is not None and x.numel():
+        rows = x.flatten(0, -2)
+        for value in (math.nan, math.inf, -math.inf):
+            rows[int(torch.randint(len(rows), (), generator=g)), 0] = value
+    return x
+
+
 @dataclass(frozen=True)
 class Input:
     """An argument: its dimensions by name (for symbolic sizes), and how to make it. `wrong`: numbers that are no index into what
@@ -114,6 +123,7 @@ class _Writer:
         self.dtype = c.pick("dtype", "f32", "f16", "bf16", often=4)
         self.family = c.pick("family", "plain", "sdpa", often=9)
         self.symbolic = self.family == "plain" and c.flag("symbolic", 0.5)
+        self.strict = c.flag("strict", 0.06)
         c.sized = 1 if self.symbolic else SIZED
         self._sizes()
         self._operands()
@@ -129,7 +139,7 @@ class _Writer:
         text = f"def attention({', '.join(names)}):\n" + "".join(f"    {line}\n" for line in self.lines)
         return Program(
             c.seed, text, self.dtype, self.size, self.inputs, self._schedule(), c.number("threads", 1, 2), self.symbolic,
-            dict(c.made), dict(c.overrides),
+            dict(c.made), dict(c.overrides), self.strict,
         )  # fmt: skip
 
     def line(self, text: str) -> None:
@@ -217,7 +227,7 @@ class _Writer:
         B = self.size["b"]
 
         def fill(*shape: int) -> Maker:
-            return lambda g: (torch.randn(shape, generator=g) * scale + offset).to(kind)
+            return lambda g: special(torch.randn(shape, generator=g) * scale + offset, g if self.strict else None).to(kind)
 
         layouts = ["plain", "transposed", "merged", "sliced", "width first", "cache", "stepped"]
         if name != "q":
