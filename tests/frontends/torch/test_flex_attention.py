@@ -184,6 +184,16 @@ def test_blocks_without_a_mask_mod_are_refused_in_words() -> None:
     assert region.status == "refused" and "BlockMask without a mask_mod" in region.reason, str(report)
 
 
+def test_the_cure_that_the_refusal_names() -> None:
+    mask = by_hand()
+    kept = torch.eye(5, dtype=torch.bool)
+    kept[:, 0] = True
+    cured = BlockMask.from_kv_blocks(
+        mask.kv_num_blocks, mask.kv_indices, BLOCK_SIZE=16, mask_mod=lambda b, h, i, j: kept[i // 16, j // 16], seq_lengths=(N, M)
+    )
+    streams(lambda q, k, v: flex_attention(q, k, v, block_mask=cured), *qkv())
+
+
 def test_blocks_by_hand_with_a_mask_mod() -> None:
     mask = create_block_mask(MASKS["sliding window"], None, None, N, M, device="cpu", BLOCK_SIZE=16)
     made = BlockMask.from_kv_blocks(

@@ -81,7 +81,7 @@ def test_a_gradient_is_one_line_for_all_layers_and_graphs(lines: Any) -> None:
 
     q, k, v = qkv()
     (line,) = lines(layers, q.requires_grad_(), k, v, grad=True)
-    assert line.startswith("AICF: 2 attentions are not streamed (") and "a gradient is asked of it" in line, line
+    assert line.startswith("AICF: 3 attentions are not streamed (") and "a gradient is asked of it" in line, line
     assert f"{HERE}:" in line and "Scores: 76.6 KiB each" in line and "torch.no_grad()" in line and "AICF_LOGS" in line, line
 
 
@@ -92,6 +92,18 @@ def test_a_refusal_is_told_once_with_its_place(lines: Any) -> None:
     (line,) = lines(over_queries, *qkv())
     assert "1 attention is not streamed" in line and f"{HERE}:" in line and "Scores:" in line, line
     assert lines(over_queries, *qkv()) == []
+
+
+def test_a_break_that_divides_an_attention_is_told_with_it(lines: Any) -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = q @ k.mT
+        if s.sum().item() > 1e9:
+            s = s * 2
+        return s.softmax(-1) @ v
+
+    (line,) = lines(fn, *qkv())
+    assert "1 attention is not streamed" in line and "made of s alone" in line and "arg0" not in line, line
+    assert "A graph break may have divided it: Unsupported Tensor.item()" in line and "s.sum().item() > 1e9" in line, line
 
 
 def test_functions_that_pytorch_gives_up(lines: Any) -> None:

@@ -4,8 +4,9 @@
 
 The lines go to the logger `aicf` as warnings, each cause once in a process. There is no line for what streams (except for
 tensors as large as its scores that it still reads), for what the cost model declines, and for graphs without an attention.
-Where no graph has an attention, or one is refused, graph breaks are listed when the whole call is done: only then are all of
-its graphs known. `AICF_LOGS` in the environment asks for more (`info`, `debug`) or less (`error`, `off`).
+Refusals and graph breaks are told when the whole call is done, since only then all of its graphs are known: one line where a
+break may have divided the attention that is refused. `AICF_LOGS` in the environment asks for more (`info`, `debug`) or less
+(`error`, `off`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from aicf.streaming.recognise import NO_ELEMENTS
 
 log = logging.getLogger("aicf")
 MORE = "aicf.explain(f, *inputs) shows all of it, AICF_LOGS=off hides this line"
+ADVICE = "What runs there is not streamed: take it out of the compiled function, or write it in PyTorch's ops"
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "off": 60}
 _LOGGED: set[str] = set()
 _HERE = threading.local()
@@ -41,9 +43,11 @@ _HIDING = re.compile(r"_call_impl|torch\.compiler\.disable", re.IGNORECASE)
 
 @dataclass
 class Call:
-    """What one call of a compiled function has shown so far: its graphs, and where PyTorch left them."""
+    """What one call of a compiled function has shown so far: its graphs, what is refused in them by cause, and where PyTorch left
+    them."""
 
     graphs: list[GraphReport] = field(default_factory=list[GraphReport])
+    refused: dict[str, list[RegionResult]] = field(default_factory=dict[str, list[RegionResult]])
     breaks: list[str] = field(default_factory=list[str])
 
 
@@ -76,17 +80,13 @@ def warn_about(gm: torch.fx.GraphModule, report: GraphReport) -> None:
         place = next((location_of(n) for n in gm.graph.nodes if n.op == "call_function"), None)
         line = f"a graph is left to PyTorch (from {place}): {report.problem}. {MORE}"
         _log_once(report.problem, line, looks_like_attention(gm))
-    causes: dict[str, list[RegionResult]] = {}
+    call = _call()
     for r in report.regions:
         if r.status == "refused" and NO_ELEMENTS not in r.reason and not report.problem:
-            causes.setdefault(_cause(r), []).append(r)
-    for cause, regions in causes.items():
-        _log_once(cause, _refused(regions))
-    for r in report.regions:
+            call.refused.setdefault(_cause(r), []).append(r)
         for s in r.stored if r.status == "streamed" else ():
             cause = re.sub(r"\[.*?\]|\d+", "", f"stored: {s.reason}")  # the same for all sizes
             _log_once(cause, f"{r.name} is streamed, but {stored_text(s)}. {MORE}")
-    call = _call()
     call.graphs.append(report)
     why = getattr(gm, "compile_subgraph_reason", None)
     if why is not None and why.graph_break:
@@ -100,13 +100,15 @@ def looks_like_attention(gm: torch.fx.GraphModule) -> bool:
     return any(re.search("softmax|attention", name, re.IGNORECASE) for name in names)
 
 
-def _refused(regions: Sequence[RegionResult]) -> str:
+def _refused(regions: Sequence[RegionResult], breaks: Sequence[str]) -> str:
+    """`breaks`: those that may have divided the attentions."""
     first = regions[0]
     sizes = [r.bytes_unfused for r in regions if r.bytes_unfused is not None]
     many = len(regions) > 1
     memory = f" Scores: {size_text(max(sizes))}{' each' if many else ''}." if sizes else ""
     said = f"{plural(len(regions), 'attention')} {'are' if many else 'is'} not streamed ({first.source}): {first.reason}."
-    return f"{said}{memory} {MORE}"
+    cut = f" A graph break may have divided {'them' if many else 'it'}: {'; '.join(breaks)}. {ADVICE}." if breaks else ""
+    return f"{said}{memory}{cut} {MORE}"
 
 
 def _cause(r: RegionResult) -> str:
@@ -172,16 +174,21 @@ def _cleanups() -> list[Any] | None:
 
 
 def _end_of_call() -> None:
-    """Logs the graph breaks of the call that is done, where they may hide an attention."""
+    """Logs the refusals of the call that is done, and its graph breaks where they may hide an attention."""
     call, _HERE.call, _HERE.waiting = _call(), None, False
     regions = [r for g in call.graphs for r in g.regions]
+    new = [b for b in dict.fromkeys(call.breaks) if b not in _LOGGED]
+    for cause, refused in call.refused.items():
+        if cause not in _LOGGED:
+            divided = new if any(r.decision is None for r in refused) else []
+            _log_once(cause, _refused(refused, divided))
+            _LOGGED.update(divided)
     # A region with a schedule is complete; any other refused region may have been split by a graph break.
     lost = not regions or any(r.status == "refused" and r.decision is None for r in regions)
     found = "no attention was found" if not regions else "attention may hide where PyTorch does not look"
     for b in dict.fromkeys(call.breaks):
         warn = lost or _HIDING.search(b) is not None
-        advice = "What runs there is not streamed: take it out of the compiled function, or write it in PyTorch's ops"
-        _log_once(b, f"{found}; graph break: {b}. {advice}. {MORE}", warn)
+        _log_once(b, f"{found}; graph break: {b}. {ADVICE}. {MORE}", warn)
     for name, place in _opaque_ops(call.graphs):
         _log_once(name, f"{found}; {name} is not followed ({place}). What it computes is not streamed. {MORE}", not regions)
 

@@ -20,8 +20,11 @@ _LIBRARY = str(Path(sysconfig.get_path("stdlib")))
 
 
 def op_name(node: torch.fx.Node) -> str:
-    """The op's name for messages: `aten.softmax`, `operator.mul`. For one of several results: the op that returns them."""
+    """The op's name for messages: `aten.softmax`, `operator.mul`. For one of several results: the op that returns them. Empty for
+    a graph's input: only PyTorch knows its name."""
     target = node.target
+    if node.op == "placeholder":
+        return ""
     if target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
         return op_name(node.args[0])
     if isinstance(target, torch._ops.OpOverload):

@@ -6,7 +6,8 @@
           safe_softmax(%kept) %v,  logsumexp(%kept) / log(2),  max(%kept) / log(2)
 
 That is what PyTorch computes without a compiler (`torch._higher_order_ops.flex_attention.math_attention`), where the blocks of a
-BlockMask say nothing that its `mask_mod` does not say. A BlockMask made by hand, without one, is not taken.
+BlockMask say nothing that its `mask_mod` does not say. Without a `mask_mod`, a BlockMask made by hand means all scores there, and
+for Inductor only those of the blocks that it lists. It is refused, so that whoever runs the rest decides as before.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ def flex_attention(c: Context, node: torch.fx.Node, arguments: Sequence[Any], in
     hides = not _keeps_all(mask_mod)
     if not hides and _has_blocks(node):
         raise Unreadable(
-            "a BlockMask without a mask_mod, whose hidden blocks only its indices say: make it with create_block_mask, or give "
-            "from_kv_blocks its mask_mod"
+            "a BlockMask without a mask_mod: PyTorch's compiler skips the blocks that it leaves out, eager flex_attention "
+            "computes them, so that it has no one meaning. Give from_kv_blocks a mask_mod, such as "
+            "lambda b, h, i, j: kept[b, h, i // 128, j // 128] of a tensor that says which blocks count, or use "
+            "create_block_mask"
         )
     k, v = (repeat_heads(c, x, q) for x in (k, v))
     if is_half(dtype):

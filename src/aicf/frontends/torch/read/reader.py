@@ -235,7 +235,7 @@ class _Reader:
         found = self.env.get(x)
         if isinstance(found, Node) or (isinstance(found, list) and found):
             return found
-        raise Unreadable(self.unread.get(x, f"{op_name(x)} gives no tensor that is supported"))
+        raise Unreadable(self.unread.get(x, f"{op_name(x) or x.name} gives no tensor that is supported"))
 
     def _float(self, x: torch.fx.Node, value: torch.SymFloat | torch.SymBool) -> Any:
         """A float that follows from sizes as their expression, any other as what its tensor holds when the graph runs."""
