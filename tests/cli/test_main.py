@@ -101,6 +101,16 @@ def test_dump_every_stage(stage: str, word: str, capsys: pytest.CaptureFixture[s
 
 
 @needs_torch
+@pytest.mark.parametrize(("target", "triple", "cpu"), [("avx2", "x86_64", "x86-64-v3"), ("neon", "aarch64", "neoverse-n1")])
+def test_a_dump_is_for_the_cpu_that_is_named(target: str, triple: str, cpu: str, capsys: pytest.CaptureFixture[str]):
+    asked = [f"{MODEL}:attention", "--inputs", "make_inputs", *ALWAYS, "--target", target]
+    code, out, _ = run(capsys, "dump", "llvm", *asked)
+    assert code == 0 and f'target triple = "{triple}-' in out and f'"target-cpu"="{cpu}"' in out
+    code, out, _ = run(capsys, "dump", "asm", *asked)
+    assert code == 0 and ("ymm" in out, "fmla" in out) == (target == "avx2", target == "neon")
+
+
+@needs_torch
 def test_dump_diff(capsys: pytest.CaptureFixture[str]):
     code, out, _ = run(capsys, "dump", "mcir", f"{MODEL}:attention", "--inputs", "make_inputs", *ALWAYS, "--diff", "semantic")
     assert code == 0

@@ -25,8 +25,8 @@ class CpuTarget:
     cycle; `fma_latency`: cycles until the result can be used; `load_per_cycle`: vector loads. `lane_broadcast`: an FMA can take
     one lane of a register as its scalar operand (Arm), instead of a broadcast load. `matrix_flops`: flop per cycle and core of a
     matrix unit for 16-bit inputs, 0 for none. `ghz`: clock, None when unknown. `bytes_per_cycle_l3` and `_dram`: what one core
-    streams in. `llvm_cpu` and `llvm_features`: for code generation; "native" means that LLVM is asked about this machine.
-    `kind`: a backend says which kinds it makes code for.
+    streams in. `llvm_cpu`, `llvm_triple` and `llvm_features`: for code generation; CPU "native" means that LLVM is asked about
+    this machine. Code for it is what runs; code for another CPU is shown. `kind`: a backend says which kinds it makes code for.
     """
 
     name: str
@@ -47,6 +47,7 @@ class CpuTarget:
     bytes_per_cycle_l3: float = 10.0
     bytes_per_cycle_dram: float = 4.0
     llvm_cpu: str = "native"
+    llvm_triple: str = ""
     llvm_features: tuple[str, ...] = ()
     kind: str = "cpu"
 
@@ -222,21 +223,29 @@ MI300X = GpuTarget(
 # FMA rate and latency, load rate: Intel and Arm optimisation manuals; AMD Software Optimization Guide for family 19h. Each of
 # these stands for a class of machines; host_target() reads the real one.
 
+_X86, _ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+_SSE2_FEATURES = ("sse", "sse2")
+_AVX2_FEATURES = (
+    *_SSE2_FEATURES, "sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe",
+)  # fmt: skip
+_AVX512_FEATURES = (*_AVX2_FEATURES, "avx512f", "avx512vl", "avx512dq", "avx512bw", "avx512cd")
+_AMX_FEATURES = (*_AVX512_FEATURES, "avx512vnni", "avx512bf16", "avx512fp16", "amx-tile", "amx-bf16")
+
 AVX2 = CpuTarget(
     "avx2", cores=8, vector_bits=256, registers=16, fma_per_cycle=2, l1d=32 * _KIB, l2=512 * _KIB, l3=32 * _MIB, l3_cores=8,
-    ghz=3.0, llvm_cpu="x86-64-v3",
+    ghz=3.0, llvm_cpu="x86-64-v3", llvm_triple=_X86, llvm_features=_AVX2_FEATURES,
 )  # fmt: skip
 AVX512 = CpuTarget(
     "avx512", cores=16, vector_bits=512, registers=32, fma_per_cycle=2, l1d=48 * _KIB, l1_ways=12, l2=2 * _MIB, l3=30 * _MIB,
-    l3_cores=16, ghz=2.5, llvm_cpu="x86-64-v4",
+    l3_cores=16, ghz=2.5, llvm_cpu="x86-64-v4", llvm_triple=_X86, llvm_features=_AVX512_FEATURES,
 )  # fmt: skip
 NEON = CpuTarget(
     "neon", cores=16, vector_bits=128, registers=32, fma_per_cycle=2, l1d=64 * _KIB, l1_ways=4, l2=1 * _MIB, l3=32 * _MIB,
-    l3_cores=16, ghz=2.6, lane_broadcast=True, llvm_cpu="neoverse-n1",
+    l3_cores=16, ghz=2.6, lane_broadcast=True, llvm_cpu="neoverse-n1", llvm_triple=_ARM, llvm_features=("neon", "fullfp16"),
 )  # fmt: skip
 AMX = CpuTarget(
     "amx", cores=16, vector_bits=512, registers=32, fma_per_cycle=2, l1d=48 * _KIB, l1_ways=12, l2=2 * _MIB, l3=30 * _MIB,
-    l3_cores=16, ghz=2.5, matrix_flops=2048, llvm_cpu="sapphirerapids",
+    l3_cores=16, ghz=2.5, matrix_flops=2048, llvm_cpu="sapphirerapids", llvm_triple=_X86, llvm_features=_AMX_FEATURES,
 )  # fmt: skip
 
 TARGETS: dict[str, Target] = {
@@ -275,7 +284,7 @@ def host_target() -> CpuTarget:
         base,
         name="host", cores=cores, l1d=l1d, l1_ways=l1_ways, l2=l2 // max(1, min(l2_cores, cores)), l3=l3, l3_cores=l3_cores,
         ghz=_clock(Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq"), Path("/proc/cpuinfo")),
-        llvm_cpu="native",
+        llvm_cpu="native", llvm_triple="", llvm_features=(),
     )  # fmt: skip
 
 
@@ -289,7 +298,7 @@ def _instructions(machine: str, flags: frozenset[str], vendor: str, family: int)
         return replace(made, fma_per_cycle=1) if (vendor, family) == ("AuthenticAMD", 25) else made
     if {"avx2", "fma"} <= flags or not flags:
         return AVX2
-    return replace(AVX2, name="sse2", vector_bits=128, llvm_cpu="x86-64")
+    return replace(AVX2, name="sse2", vector_bits=128, llvm_cpu="x86-64", llvm_features=_SSE2_FEATURES)
 
 
 def _cpuinfo(path: Path) -> tuple[frozenset[str], str, int]:

@@ -7,14 +7,11 @@ machine can run is compiled and looked at (test_targets.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
-from aicf.backends.llvm.build import host_target, target_of
+from aicf.backends.llvm.build import host_target, processor_of, target_of
 from aicf.backends.llvm.codegen import Target
-
-_SSE2 = "+sse,+sse2"
-_AVX2 = f"{_SSE2},+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
-_AVX512 = f"{_AVX2},+avx512f,+avx512vl,+avx512dq,+avx512bw,+avx512cd"
-_X86, _ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+from aicf.schedule.target import CpuTarget, named_target
 
 
 @dataclass(frozen=True)
@@ -38,12 +35,14 @@ class Path:
         return host.triple.split("-")[0] == self.triple.split("-")[0] and set(self.features.split(",")) <= here
 
 
-SSE2 = Path("sse2", _X86, "x86-64", _SSE2)
-AVX2 = Path("avx2", _X86, "x86-64-v3", _AVX2)
-AVX512 = Path("avx512", _X86, "x86-64-v4", _AVX512)
-AVX512_BF16 = Path("avx512_bf16", _X86, "cooperlake", f"{_AVX512},+avx512vnni,+avx512bf16")
-AMX = Path("amx", _X86, "sapphirerapids", f"{_AVX512},+avx512vnni,+avx512bf16,+avx512fp16,+amx-tile,+amx-bf16")
-NEON = Path("neon", _ARM, "neoverse-n1", "+neon,+fullfp16")
+def _path(name: str) -> Path:
+    processor = processor_of(cast("CpuTarget", named_target(name)))
+    return Path(name, processor.triple, processor.cpu, processor.features)
+
+
+AVX2, AVX512, AMX, NEON = map(_path, ("avx2", "avx512", "amx", "neon"))
+SSE2 = Path("sse2", AVX2.triple, "x86-64", "+sse,+sse2")
+AVX512_BF16 = Path("avx512_bf16", AVX2.triple, "cooperlake", f"{AVX512.features},+avx512vnni,+avx512bf16")
 PATHS = (SSE2, AVX2, AVX512, AVX512_BF16, AMX, NEON)
 
 

@@ -18,6 +18,7 @@ from aicf.backends.llvm.codegen import Slots, Target, emit_module, slots, vector
 from aicf.backends.llvm.codegen.module import ENTRY, buffer_bytes
 from aicf.backends.llvm.launch import Launcher
 from aicf.kernel import Kernel
+from aicf.schedule.target import CpuTarget
 
 # What generated code may call: looked up once, so that loading an object never depends on what the process has loaded.
 _LIBRARY = ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "erf", "sin", "cos", "pow", "fmod")
@@ -55,7 +56,7 @@ class Compiled:
     @property
     def asm(self) -> str:
         """The assembly; compiled again, since nobody needs it but people."""
-        return compile_text(self.llvm, self.target, assembly=True).decode()
+        return assembly(self.kernel, self.target)
 
 
 @cache
@@ -80,6 +81,13 @@ def host_target() -> Target:
 def llvm_version() -> str:
     """The LLVM that makes the code: llvmlite can be built with several."""
     return ".".join(map(str, llvm.llvm_version_info))
+
+
+def processor_of(machine: CpuTarget) -> Target:
+    """The processor that a described CPU stands for."""
+    if machine.llvm_cpu == "native":
+        return host_target()
+    return target_of(machine.llvm_triple, machine.llvm_cpu, ",".join(f"+{f}" for f in machine.llvm_features))
 
 
 def target_of(triple: str, cpu: str, features: str) -> Target:
@@ -114,6 +122,11 @@ def compile_text(text: str, target: Target, *, assembly: bool = False) -> bytes:
         if not function.is_declaration:
             passes.run(function, builder)
     return machine.emit_assembly(module).encode() if assembly else machine.emit_object(module)
+
+
+def assembly(kernel: Kernel, target: Target) -> str:
+    """The assembly of `kernel` for any processor."""
+    return compile_text(emit_module(kernel, target), target, assembly=True).decode()
 
 
 def emit(kernel: Kernel, triple: str | None = None, cpu: str | None = None, features: str | None = None) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from aicf.backends.llvm import build as building
 from aicf.backends.llvm.build import Compiled
 from aicf.backends.llvm.codegen import Target as Processor
+from aicf.backends.llvm.codegen import emit_module
 from aicf.kernel import Kernel
 from aicf.scalar import fingerprint
-from aicf.schedule.target import Target
+from aicf.schedule.target import CpuTarget, Target
 
 
 def identity(processor: Processor | None = None) -> str:
@@ -26,5 +27,8 @@ def load(kernel: Kernel, code: bytes) -> Compiled:
 
 
 def dump(kernel: Kernel, stage: str, target: Target) -> str:
-    """The LLVM IR as emitted, or the assembly."""
-    return building.emit(kernel) if stage == "llvm" else building.build(kernel).asm
+    """The LLVM IR as emitted, or the assembly, for the CPU that `target` describes. What runs is always made for the processor of
+    this process."""
+    assert isinstance(target, CpuTarget)
+    processor = building.processor_of(target)
+    return emit_module(kernel, processor) if stage == "llvm" else building.assembly(kernel, processor)
