@@ -255,8 +255,14 @@ def _position(graph: Graph, name: str) -> int:
 
 
 def _refused(r: Refusal, hints: Mapping[str, int]) -> RegionResult:
-    reason = r.reason if r.guilty is None else f"{r.reason} (at {r.guilty})"
-    return RegionResult("refused", reason, r.source, r.name, bytes_unfused=_number(r.unfused_bytes, hints))
+    return RegionResult(
+        "refused", _said(r.reason, r.guilty, r.source), r.source, r.name, bytes_unfused=_number(r.unfused_bytes, hints)
+    )
+
+
+def _said(reason: str, guilty: Location | None, source: Location | None) -> str:
+    """A reason with the place of the op that is in the way, unless that is what would be streamed itself."""
+    return reason if guilty is None or guilty == source else f"{reason} (at {guilty})"
 
 
 def _number(e: Expr, hints: Mapping[str, int]) -> int | None:
@@ -275,7 +281,8 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     try:
         result.program = derived(found, options.strict)
     except Refused as no:
-        result.reason, result.unknown = str(no), no.unknown
+        result.reason = _said(no.reason, no.guilty.location if no.guilty else None, result.source)
+        result.unknown = no.unknown
         return result
     streamed = lowered_region(add_stream(region, result.program))
     # HOW it runs: the cost model's decisions, proved and written into the region.

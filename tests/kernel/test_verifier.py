@@ -293,6 +293,8 @@ def test_problems_name_the_statement_and_are_all_reported():
         "no loop around walks axis j, and its extent M is not known to fit one tile of 8",
     ]
     assert str(caught.value).startswith("kernel frame is not well formed:\n  `z[k:?]")
+    with pytest.raises(KernelError, match=r"kernel frame, derived from attention: O at model\.py:7, is not well formed"):
+        check_kernel(replace(kernel, header=("derived from attention: O at model.py:7",)))
 
 
 def test_a_stream_may_start_at_any_expression_seen_to_be_aligned():

@@ -290,6 +290,14 @@ Q_tile[128,64] and K_tile[64,32] disagree in the contracted dimension: 64 agains
     )
 
 
+def test_an_error_names_the_line_of_the_source():
+    m = attention_module()
+    m.regions[0].notes["source"] = "model.py:7 in attention aten.matmul"
+    tile_of(m).nodes[0].op = "fetch"
+    with pytest.raises(ValidationError, match=r"    from model\.py:7 in attention aten\.matmul"):
+        validate_module(m)
+
+
 @pytest.mark.parametrize("make", [attention_module, stated_module])
 def test_good_modules_pass(make: Callable[[], MCModule]):
     validate_module(make())

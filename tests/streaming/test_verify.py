@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aicf.scalar import Expr, call, const, var, variables
+from aicf.semantic.types import Location
 from aicf.streaming.stream_program import Shift, StreamProgram
 from aicf.streaming.verify import StreamProgramError, check_program, verify_program
 
@@ -138,6 +139,8 @@ def test_all_problems_are_said_at_once_with_their_lines() -> None:
         "out o: it is listed twice",
         "sum G_l = sum of exp(s - ref_m): a sum has a scale exactly when it is relative to a base",
     ]
+    with pytest.raises(StreamProgramError, match=r"stream program \(for model\.py:7 in attention\) is not well formed"):
+        check_program(wrong, [E], Location("model.py", 7, "attention"))
 
 
 def test_the_fields_that_are_changed_are_all_there_are() -> None:
@@ -148,4 +151,3 @@ def test_the_fields_that_are_changed_are_all_there_are() -> None:
     assert [f.name for f in fields(made.sums[0])] == [
         "name", "body", "weight", "value", "stabilisers", "scale", "payload", "dtype", "shift",
     ]  # fmt: skip
-

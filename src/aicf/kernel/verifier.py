@@ -40,7 +40,8 @@ class KernelError(ValueError):
     """A kernel that is not well formed; `problems` says all that is wrong."""
 
     def __init__(self, kernel: Kernel, problems: list[str]) -> None:
-        super().__init__(f"kernel {kernel.name} is not well formed:\n" + "\n".join(f"  {p}" for p in problems))
+        place = f", {kernel.header[0]}," if kernel.header else ""
+        super().__init__(f"kernel {kernel.name}{place} is not well formed:\n" + "\n".join(f"  {p}" for p in problems))
         self.problems = problems
 
 

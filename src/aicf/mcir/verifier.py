@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aicf.mcir.module import MCModule
 from aicf.mcir.nodes import MCNode
@@ -32,14 +32,17 @@ from aicf.scalar import Call, Const, Load, Reduce, Var, is_int, show
 
 @dataclass(frozen=True)
 class Problem:
-    """One fault: the path of the region, node or value, what is wrong and what to do, and the lines of IR it is in."""
+    """One fault: the path of the region, node or value, what is wrong and what to do, the lines of IR it is in, and the line of
+    the user's program that the region comes from."""
 
     where: str
     what: str
     lines: tuple[str, ...] = ()
+    source: str = ""
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.where}: {self.what}", *(f"    | {line}" for line in self.lines)])
+        source = (f"    from {self.source}",) if self.source else ()
+        return "\n".join([f"{self.where}: {self.what}", *(f"    | {line}" for line in self.lines), *source])
 
 
 class ValidationError(ValueError):
@@ -72,13 +75,18 @@ def find_problems(module: MCModule, *, lowered: bool = True) -> Iterator[Problem
     """Every fault of `module`, outermost first. What `validate_module` raises."""
     yield from _check_names("module", module.regions, "region")
     for region in module.regions:
-        if region.kind != "execution" and region.kind in _NESTING:
-            yield Problem(_named(region), f"a {region.kind} region stands at the top; only execution regions may")
-        yield from _check_region(region, _named(region))
-        yield from _check_scopes(region)
-        if region.kind == "execution":
-            yield from _check_meaning(region, lowered)
-            yield from (Problem(*fault) for fault in payload_faults(region))
+        source = region.notes.get("source", "")
+        yield from (replace(problem, source=source) for problem in _check_top(region, lowered))
+
+
+def _check_top(region: Region, lowered: bool) -> Iterator[Problem]:
+    if region.kind != "execution" and region.kind in _NESTING:
+        yield Problem(_named(region), f"a {region.kind} region stands at the top; only execution regions may")
+    yield from _check_region(region, _named(region))
+    yield from _check_scopes(region)
+    if region.kind == "execution":
+        yield from _check_meaning(region, lowered)
+        yield from (Problem(*fault) for fault in payload_faults(region))
 
 
 # ------------------------------------------------------------------------------------------------ regions

@@ -39,11 +39,14 @@ class Refusal:
 
 
 class Refused(ValueError):
-    """Carries a reason out of a recursion. `where`: the guilty subexpression; `unknown`: a size that must be a number."""
+    """Carries a reason out of a recursion. `where`: the guilty subexpression; `unknown`: a size that must be a number; `guilty`:
+    the op that is in the way, where it is known."""
 
-    def __init__(self, reason: str, where: Expr | None = None, *, unknown: Expr | None = None) -> None:
+    def __init__(
+        self, reason: str, where: Expr | None = None, *, unknown: Expr | None = None, guilty: Node | None = None
+    ) -> None:
         super().__init__(reason)
-        self.reason, self.where, self.unknown = reason, where, unknown
+        self.reason, self.where, self.unknown, self.guilty = reason, where, unknown, guilty
 
 
 def refused(node: Node, reason: str, guilty: Node | None = None) -> Refusal:

@@ -56,7 +56,8 @@ class ScoreContraction:
 @dataclass
 class Extraction:
     """Collects scores and reductions while expressions are taken apart. `streamed(v)`: is bound variable v a run along the
-    streamed axis (and not a contraction inside an atom)? `few(v)`: does it run over so few terms that they are written out?"""
+    streamed axis (and not a score contraction)? `few(v)`: does it run over so few terms that they are written out? `binders`:
+    the variable of the source's reduction that each of `reductions` comes from."""
 
     stream: Var
     length: Expr
@@ -67,6 +68,7 @@ class Extraction:
     few: Callable[[Var], bool]
     scores: dict[str, ScoreContraction] = field(default_factory=dict[str, ScoreContraction])
     reductions: list[Reduction] = field(default_factory=list[Reduction])
+    binders: dict[str, Var] = field(default_factory=dict[str, Var])
     _named: dict[tuple[object, ...], Var] = field(default_factory=dict[tuple[object, ...], Var])
     _memo: dict[Expr, Expr] = field(default_factory=dict[Expr, Expr])
 
@@ -110,6 +112,7 @@ class Extraction:
         return one
 
     def _reduction(self, e: Reduce) -> Expr:
+        bound = e.var
         e = self._folded(e)
         if e.var is not self.stream and self.stream in variables(e):
             raise Refused(
@@ -135,6 +138,7 @@ class Extraction:
                 why = "a running product over the streamed axis would be the exponential of a sum, which is less exact"
                 raise Refused(why, e.var)
             self.reductions.append(Reduction(name.name, e.op, body))
+            self.binders[name.name] = bound
         return name
 
     def _fresh(self, op: str, body: Expr) -> str:

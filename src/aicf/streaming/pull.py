@@ -44,7 +44,7 @@ class Puller:
         found = self._memo.get(key)
         if found is None:
             if len(self._memo) >= LIMIT or self._depth >= DEPTH:
-                raise Refused("what lies between the scores and the values is too large a computation for one tile")
+                raise Refused("what lies between the scores and the values is too large a computation for one tile", guilty=node)
             self._depth += 1
             found = self._memo[key] = self._pull(node, at)
             self._depth -= 1

@@ -8,7 +8,7 @@ is also needed outside makes the region refused: it would have to be written any
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -49,6 +49,7 @@ from aicf.streaming.candidates import (
 )
 from aicf.streaming.cascade import Extraction, ScoreContraction
 from aicf.streaming.derive import Reduction
+from aicf.streaming.places import Places
 from aicf.streaming.products import making, of_pairs
 from aicf.streaming.pull import Puller, output_index, step
 from aicf.streaming.simplify import fold_comparisons, in_fp32
@@ -77,7 +78,7 @@ class Recognised:
     `leaks`: what else reads a tensor of rows x keys of it, with the refusal if that is not within a region of its own.
     `stored`: what it reads of that size which the graph computes. `values`: it has a sum with values; without one it is a
     reduction of scores. `smaller`: the region with fewer products in its tiles, for when the tensor of one of them has to be
-    written anyway."""
+    written anyway. `places`: the ops that its expressions come from."""
 
     value: Node
     scores: tuple[ScoreContraction, ...]
@@ -95,6 +96,7 @@ class Recognised:
     stored: tuple[Stored, ...] = ()
     values: bool = True
     smaller: Recognised | None = field(default=None, repr=False, compare=False)
+    places: Places | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -451,7 +453,7 @@ def _attempt(context: _Context, c: Candidate, written_out: bool = True) -> Recog
         try:
             result = _region(context, c, policy)
         except Refused as problem:  # it grows too far
-            result = refused(c.node, problem.reason) if c.softmax_like else None
+            result = refused(c.node, problem.reason, problem.guilty) if c.softmax_like else None
         if not isinstance(result, Recognised):
             return result if best is None else _explained(best, _why_not(result))
         if policy.unrolled and best is None:
@@ -865,8 +867,24 @@ def _finished(
     return Recognised(
         c.node, scores, cascade, final, {k: v for k, v in policy.puller.loads.items() if k in used},
         batch, new_row, new_stream, new_columns, renamed, inside, c.softmax_like, tuple(leaks.items()), stored,
-        c.values is not None,
+        c.values is not None, places=_places(policy, x, put),
     )  # fmt: skip
+
+
+def _places(policy: _Pull, x: Extraction, put: Callable[[Expr], Expr]) -> Places:
+    """The ops that the region's expressions come from; `put` gives an expression the region's own variables."""
+    visits, binders = policy.puller.visits, policy.puller.binders
+
+    def elements() -> Iterator[tuple[Node, Expr]]:
+        for node in policy.context.nodes:
+            for at in visits.get(node, ()) if node in policy.below else ():
+                own: dict[Expr, Expr] = {v: policy.c.stream for v in free(at) if policy.streamed(v)}
+                try:
+                    yield node, put(_prepared(x, policy, substitute(policy.puller.pull(node, at), own)))
+                except Refused:  # an element that is not in the region's variables
+                    continue
+
+    return Places(elements, {name: binders[v] for name, v in x.binders.items() if v in binders})
 
 
 def _stored(policy: _Pull, loads: list[Load], row: Var, stream: Var, extents: Mapping[Var, Expr]) -> tuple[Stored, ...]:

@@ -14,23 +14,25 @@ from collections import Counter
 from collections.abc import Collection
 
 from aicf.scalar import EXTREMA, Expr, Load, Var, call, const, is_float, is_int, show, variables, walk
+from aicf.semantic.types import Location
 from aicf.streaming.shift_invariance import rebases, rescales
 from aicf.streaming.stream_program import Base, StreamProgram, Sum
 
 
 class StreamProgramError(ValueError):
-    """A stream program that is not well formed; `problems` says all that is wrong."""
+    """A stream program that is not well formed; `problems` says all that is wrong, `source` the user's line that it is for."""
 
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("the derived stream program is not well formed:\n" + "\n".join(f"  {p}" for p in problems))
-        self.problems = problems
+    def __init__(self, problems: list[str], source: Location | None = None) -> None:
+        place = f" (for {source})" if source else ""
+        super().__init__(f"the derived stream program{place} is not well formed:\n" + "\n".join(f"  {p}" for p in problems))
+        self.problems, self.source = problems, source
 
 
-def check_program(p: StreamProgram, payload: Collection[Var] | None = None) -> None:
-    """Raise StreamProgramError when `verify_program` finds anything."""
+def check_program(p: StreamProgram, payload: Collection[Var] | None = None, source: Location | None = None) -> None:
+    """Raise StreamProgramError when `verify_program` finds anything. `source`: the user's line that it is for."""
     problems = verify_program(p, payload)
     if problems:
-        raise StreamProgramError(problems)
+        raise StreamProgramError(problems, source)
 
 
 def verify_program(p: StreamProgram, payload: Collection[Var] | None = None) -> list[str]:

@@ -53,12 +53,14 @@ from aicf.scalar import (
     variables,
     walk,
 )
+from aicf.semantic import Node
 from aicf.semantic.refusal import Refusal, Refused, refused
 from aicf.streaming.derive import derive
 from aicf.streaming.recognise import Recognised, RegionOutput
 from aicf.streaming.stream_program import Base, StreamProgram, Sum
 from aicf.streaming.verify import check_program
 
+NO_DOUBLES = "it computes in float64; kernels accumulate in float32. Use float32, float16 or bfloat16"
 MAX_WIDTH = 2048  # head dims of score contractions and values that kernels are generated for
 
 
@@ -72,7 +74,7 @@ def run_streaming_lowering_pass(module: MCModule, policy: TilePolicy = SPEC_POLI
         try:
             result.regions.append(lower_attention_to_streaming(region, policy))
         except Refused as no:
-            result.refusals.append(replace(refused(detected_meaning(region).value, no.reason), node=None))
+            result.refusals.append(replace(refused(detected_meaning(region).value, no.reason, no.guilty), node=None))
     return result
 
 
@@ -121,11 +123,19 @@ def derived(meaning: Recognised, strict: bool = False) -> StreamProgram:
     scores = [var(a.name, a.row.dtype if is_float(a.row.dtype) else "f32") for a in meaning.scores]
     program = derive(meaning.cascade, outputs, meaning.stream, scores=scores, payload=meaning.columns, strict=strict)
     if isinstance(program, Refusal):
-        raise Refused(str(program))
+        raise Refused(str(program), program.where, guilty=_maker(meaning, program.where, program.name))
     program = _counting(program, meaning.extents[meaning.stream])
     _check(meaning, program)
-    check_program(program, meaning.columns)
+    check_program(program, meaning.columns, meaning.value.location)
     return program
+
+
+def _maker(meaning: Recognised, e: Expr | None, reduction: str = "") -> Node | None:
+    """The source's op that makes `e`, else the one that `reduction` comes from; None where neither is known."""
+    if meaning.places is None:
+        return None
+    made = None if e is None else meaning.places.maker(e)
+    return made or meaning.places.reductions.get(reduction)
 
 
 COUNT_LIMIT = 1 << 24  # integers from here up are not all numbers of fp32
@@ -152,17 +162,20 @@ def _check(meaning: Recognised, program: StreamProgram) -> None:
     states = {x.name for x in (*program.bases, *program.sums)} | {b.ref.name for b in program.bases}
     for k, e in enumerate(meaning.outputs):
         if not any(v.name in states for v in variables(finalizer(program, f"out{k}"))):
-            raise Refused(f"{e.node.name} is the same whatever the scores are: nothing is left to stream")
+            raise Refused(f"{e.node.name} is the same whatever the scores are: nothing is left to stream", guilty=e.node)
     for a in meaning.scores:
         _width(a.width, "the head dim of the scores")
         if variables(a.row) & {meaning.stream} or variables(a.key) & {meaning.row}:
             raise Refused(f"the operands of {a.name} are not one per row and one per key")
     for b in program.bases:
         if variables(b.body) & set(meaning.columns):
-            raise Refused(f"it takes the {b.op} of other numbers for every column: {show(b.body)}")
+            raise Refused(
+                f"it takes the {b.op} of other numbers for every column: {show(b.body)}", guilty=_maker(meaning, b.body)
+            )
     for s in program.sums:
         if not is_float(s.dtype):
-            raise Refused(f"the sum {s.name} is kept in {s.dtype}; integer sums are not streamed")
+            guilty = _maker(meaning, s.body, s.name)
+            raise Refused(f"the sum {s.name} is kept in {s.dtype}; integer sums are not streamed", guilty=guilty)
         if len(s.payload) > 1:
             raise Refused(
                 f"the values have {len(s.payload)} axes that the scores don't have; kernels are derived for one (reshaped into "
@@ -171,14 +184,22 @@ def _check(meaning: Recognised, program: StreamProgram) -> None:
         for c in s.payload:
             _width(meaning.extents[c], "the value width")
         if variables(s.weight) & set(meaning.columns):
-            raise Refused(f"what the values are weighed with is another number for every column: {show(s.weight)}")
+            why = f"what the values are weighed with is another number for every column: {show(s.weight)}"
+            raise Refused(why, guilty=_maker(meaning, s.weight, s.name))
         if s.value is not None and variables(s.value) & {meaning.row, *program.scores}:
-            raise Refused(f"the summed values depend on the row: {show(s.value)}")
+            raise Refused(f"the summed values depend on the row: {show(s.value)}", guilty=_maker(meaning, s.value, s.name))
     for e in (*(b.body for b in program.bases), *(s.body for s in program.sums), *(a.row for a in meaning.scores)):
-        if any(n.dtype == "f64" for n in walk(e)):
-            raise Refused("it computes in float64; kernels accumulate in float32. Use float32, float16 or bfloat16")
+        wide = next((n for n in walk(e) if n.dtype == "f64"), None)
+        if wide is not None:
+            raise Refused(NO_DOUBLES, guilty=_maker(meaning, wide) or _double(meaning))
     if any(x.type.dtype == "f64" for x in (*meaning.loads.values(), *(e.node for e in meaning.outputs))):
-        raise Refused("it computes in float64; kernels accumulate in float32. Use float32, float16 or bfloat16")
+        raise Refused(NO_DOUBLES, guilty=_double(meaning))
+
+
+def _double(meaning: Recognised) -> Node | None:
+    """The first op of a region that is in float64, or the tensor that it reads."""
+    seen = (*meaning.loads.values(), *meaning.inside, *(e.node for e in meaning.outputs))
+    return next((n for n in seen if n.type.dtype == "f64" and n.op != "input"), None)
 
 
 def _width(e: Expr, what: str) -> int:
