@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aicf.kernel.ir import Contract, Kernel, Parallel, Retry, RowBlock, Stmt, Stream, statements
+from aicf.kernel.ir import Contract, Kernel, Parallel, RowBlock, Stmt, Stream, statements
+from aicf.kernel.visit import with_bodies
 
 
 def map_to_blocks(kernel: Kernel, *, warps: int, stages: int, registers: int = 0) -> Kernel:
@@ -21,19 +22,18 @@ def map_to_blocks(kernel: Kernel, *, warps: int, stages: int, registers: int = 0
         return tuple(one(s) for s in statements)
 
     def one(s: Stmt) -> Stmt:
+        s = with_bodies(s, body)
         match s:
             case Parallel():
-                return replace(s, unit="block", warps=warps, registers=registers, body=body(s.body))
+                return replace(s, unit="block", warps=warps, registers=registers)
             case Stream():
                 # Loads are overlapped with products; a stream around another one, or one that only combines, has nothing to
                 # overlap.
                 inside = [x for p in s.phases for x in statements(p.body)]
                 busy = any(isinstance(x, Contract) for x in inside) and not any(isinstance(x, Stream) for x in inside)
-                return replace(s, stages=stages if busy else 1, phases=tuple(replace(p, body=body(p.body)) for p in s.phases))
+                return replace(s, stages=stages if busy else 1)
             case RowBlock():
-                return replace(s, unit="warp", body=body(s.body))
-            case Retry():
-                return replace(s, body=body(s.body))
+                return replace(s, unit="warp")
             case _:
                 return s
 

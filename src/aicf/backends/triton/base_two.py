@@ -27,7 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from aicf.backends.triton.operands import Operands
-from aicf.kernel import Contract, Map, Parallel, Reduce, Retry, RowBlock, Stmt, Stream, Tile, reads, statements, written
+from aicf.kernel import Contract, Map, Phase, Reduce, Stmt, Tile, reads, statements, written
+from aicf.kernel.visit import with_bodies
 from aicf.scalar import Call, Const, Expr, Var, call, const, is_half, transform, var, variables
 
 LOG2_E = math.log2(math.e)
@@ -80,14 +81,15 @@ class _Body:
                     score = self.unscaled[x]
                     self.out.append(Reduce(tile, "max", axis, score.tile))
                     self.out.append(Map(tile, call("mul", var(tile.name, "f32"), const(score.factor, "f32"))))
-                case Parallel() | RowBlock() | Retry():
-                    self.out.append(replace(s, body=in_base_two(s.body, self.operands, whole=self.whole)))
-                case Stream():
-                    phases = (replace(p, body=in_base_two(p.body, self.operands, whole=p.whole)) for p in s.phases)
-                    self.out.append(replace(s, phases=tuple(phases)))
                 case _:
-                    self.out.append(s)
+                    self.out.append(with_bodies(s, self._body, self._phase))
         return tuple(self.out)
+
+    def _body(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return in_base_two(body, self.operands, whole=self.whole)
+
+    def _phase(self, p: Phase) -> tuple[Stmt, ...]:
+        return in_base_two(p.body, self.operands, whole=p.whole)
 
     def _unscaled(self, s: Map, scores: set[str]) -> _Fused | None:
         """The scores of a tile of scaled scores, hidden where those are; None where it is something else, or read in another way

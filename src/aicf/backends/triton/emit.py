@@ -51,7 +51,7 @@ from aicf.kernel import (
     statements,
     written,
 )
-from aicf.kernel.lowering.expressions import expressions
+from aicf.kernel.visit import expressions
 from aicf.scalar import MONOIDS, Call, Const, DType, Expr, Load, Var, call, integer_const, is_float, is_half, var, variables, walk
 
 WARP = 32

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from aicf.kernel import Kernel, Parallel, Retry, statements
-from aicf.kernel.lowering.expressions import expressions
+from aicf.kernel.visit import expressions
 from aicf.scalar import Call, Expr, Load, integer, is_int, walk
 from aicf.scalar.ranges import Range, Spans
 

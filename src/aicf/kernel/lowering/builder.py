@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from aicf.kernel.ir import Axis, Fill, LoadTile, Loop, Map, Parallel, Space, Stmt, StoreTile, Summary, TensorParam, Tile
-from aicf.kernel.lowering.expressions import expressions
+from aicf.kernel.visit import expressions
 from aicf.mcir.axes import RegionAxis
 from aicf.mcir.lowered import Extremum, LoweredRegion, Store, Sum
 from aicf.mcir.lowered import Load as LoadedTile

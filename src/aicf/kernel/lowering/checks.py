@@ -9,29 +9,12 @@ known to be in range never have one. All indices that hold an element of a tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from aicf.kernel.indices import clamped, of_a_tensor
-from aicf.kernel.ir import (
-    Check,
-    Contract,
-    Fill,
-    Kernel,
-    LoadTile,
-    Loop,
-    Map,
-    Parallel,
-    Reduce,
-    Retry,
-    RowBlock,
-    Stmt,
-    StoreTile,
-    Stream,
-    TensorParam,
-    statements,
-)
-from aicf.kernel.lowering.expressions import expressions
+from aicf.kernel.ir import Check, Kernel, LoadTile, Loop, Parallel, Stmt, TensorParam, statements
+from aicf.kernel.visit import expressions, with_bodies, with_expressions
 from aicf.scalar import Call, Const, Expr, Load, call, load, rebuild, variables, walk
 from aicf.scalar import Reduce as ReduceExpr
 from aicf.scalar.expr import children
@@ -82,7 +65,8 @@ class _Checks:
         self.done: dict[Expr, Expr] = {}
 
     def statement(self, s: Stmt) -> Stmt:
-        return _with_expressions(s, self.expression, self.index)
+        changed = with_expressions(s, self.expression, self.index)
+        return with_bodies(changed, lambda body: tuple(map(self.statement, body)))
 
     def index(self, tensor: str, at: tuple[Expr, ...]) -> tuple[Expr, ...]:
         made = self.expression(load(tensor, at, self.tensors[tensor].dtype))
@@ -165,33 +149,3 @@ def _turns(kernel: Kernel) -> dict[str, Loop]:
         found.pop(a.name, None)
         found[a.name] = Loop(a.position, a.extent)
     return found
-
-
-def _with_expressions(
-    s: Stmt, change: Callable[[Expr], Expr], index: Callable[[str, tuple[Expr, ...]], tuple[Expr, ...]]
-) -> Stmt:
-    """A statement with its expressions changed, those of nested statements too; `index` changes that of a load or store."""
-
-    def body(inside: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return tuple(_with_expressions(x, change, index) for x in inside)
-
-    match s:
-        case Fill():
-            return replace(s, value=change(s.value))
-        case LoadTile():
-            return replace(s, at=index(s.tensor, s.at))
-        case Map() | Reduce():
-            return replace(s, expr=change(s.expr))
-        case StoreTile():
-            return replace(s, at=index(s.tensor, s.at), expr=change(s.expr))
-        case RowBlock():
-            return replace(s, ends=tuple((a, change(e)) for a, e in s.ends), body=body(s.body))
-        case Stream():
-            phases = tuple(replace(p, when=change(p.when), body=body(p.body)) for p in s.phases)
-            return replace(s, lo=change(s.lo), hi=change(s.hi), phases=phases)
-        case Retry():
-            return replace(s, again=change(s.again), body=body(s.body))
-        case Parallel():
-            return replace(s, body=body(s.body))
-        case Contract():
-            return s

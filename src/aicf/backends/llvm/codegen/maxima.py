@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from aicf.kernel import Kernel, Map, Parallel, Reduce, Retry, RowBlock, Stmt, Stream, bodies, inner, reads, written
+from aicf.kernel import Kernel, Map, Reduce, Stmt, bodies, inner, reads, written
+from aicf.kernel.visit import with_bodies
 from aicf.scalar import Call, Const, Expr, Var, substitute, var, variables, walk
 
 
@@ -95,17 +96,7 @@ def _folded(body: tuple[Stmt, ...], lists: list[tuple[Stmt, ...]]) -> tuple[Stmt
         # One that goes changes those after it, which stay then.
         if isinstance(s, Map) and s in made and (x := _scaled(s.expr)) is not None and _can_go(s, x, made, lists):
             made = _without(s, made)
-    return tuple(_inside(s, lists) for s in made)
-
-
-def _inside(s: Stmt, lists: list[tuple[Stmt, ...]]) -> Stmt:
-    match s:
-        case RowBlock() | Retry() | Parallel():
-            return replace(s, body=_folded(s.body, lists))
-        case Stream():
-            return replace(s, phases=tuple(replace(p, body=_folded(p.body, lists)) for p in s.phases))
-        case _:
-            return s
+    return tuple(with_bodies(s, lambda inside: _folded(inside, lists)) for s in made)
 
 
 def _can_go(scaled: Map, x: Var, body: tuple[Stmt, ...], lists: list[tuple[Stmt, ...]]) -> bool:
