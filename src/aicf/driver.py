@@ -10,17 +10,16 @@ faster;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any, Literal
 
-import numpy as np
-
 from aicf.backends.manifest import named_target, stages, target_names
 from aicf.decide import Decision, decide
-from aicf.kernel import Kernel, RowBlock, Tile, print_kernel, statements, written
+from aicf.kernel import Kernel, RowBlock, print_kernel, statements, written
 from aicf.kernel.lowering import bound_kernel
 from aicf.kernel.verifier import check_kernel
 from aicf.mcir import AttentionPatternPass, MCModule, Refusal, dump_module, validate_module
@@ -236,7 +235,7 @@ def compile_graph(
             if fault is None:
                 raise
             result = RegionResult("refused", fault(e), found.value.location, found.value.name)
-            result.bytes_unfused = unfused(found, hints or {})
+            result.bytes_unfused = _number(found.unfused_bytes, hints or {})
         result.kind = "attention" if found.values else "reduction"
         if not needed and result.status != "streamed":
             continue  # PyTorch computes it as it would without us
@@ -246,7 +245,7 @@ def compile_graph(
 
 def _is_large(found: Recognised, hints: Mapping[str, int]) -> bool:
     """Whether scores that are only reduced are worth a kernel of their own."""
-    size = unfused(found, hints)
+    size = _number(found.unfused_bytes, hints)
     return size is not None and size >= LARGE
 
 
@@ -275,7 +274,7 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     found = detected_meaning(region)
     result = RegionResult(
         "refused", "", found.value.location, found.value.name, region.notes.get("mask"), nodes=found.inside,
-        bytes_unfused=unfused(found, hints),
+        bytes_unfused=_number(found.unfused_bytes, hints),
     )  # fmt: skip
     # WHY one pass is enough, and the nodes that make it.
     try:
@@ -354,28 +353,10 @@ def _machine(target: Target | str | None) -> Target:
     return host_target() if target is None else named_target(target) if isinstance(target, str) else target
 
 
-def unfused(found: Recognised, hints: Mapping[str, int]) -> int | None:
-    """Bytes of the score-shaped tensors that the unfused form has alive at once: the scores and what is made of them."""
-    total = 2 * BYTES[found.scores[0].row.dtype if found.scores else "f32"]
-    for v in (*found.batch, found.row, found.stream):
-        n = _number(found.extents[v], hints)
-        if n is None:
-            return None
-        total *= n
-    return total
-
-
 def working_bytes(kernel: Kernel) -> int:
     """Bytes of tiles that one worker keeps."""
-    from_tiles = 0
-    for tile in {t.name: t for t in _tiles(kernel)}.values():
-        from_tiles += 4 * int(np.prod([kernel.axis(a).tile for a in tile.axes]))
-    return from_tiles
-
-
-def _tiles(kernel: Kernel) -> list[Tile]:
-    found = [written(s) for s in statements(kernel.body)]
-    return [t for t in found if t is not None]
+    tiles = {t.name: t for t in map(written, statements(kernel.body)) if t is not None}
+    return sum(BYTES[t.dtype] * math.prod(kernel.axis(a).tile for a in t.axes) for t in tiles.values())
 
 
 def _known(proof: TileProof | None, counts: dict[str, int]) -> dict[str, int]:

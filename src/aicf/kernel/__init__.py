@@ -1,6 +1,5 @@
 """Kernel IR: a small closed language of tile statements over named memory spaces."""
 
-from aicf.kernel.capacity import check_capacity, live_tiles, tile_bytes
 from aicf.kernel.fingerprint import kernel_fingerprint
 from aicf.kernel.indices import OutOfRange
 from aicf.kernel.interpreter import allocate, run_kernel
@@ -39,7 +38,7 @@ from aicf.kernel.verifier import KernelError, check_kernel, verify_kernel
 __all__ = [
     "Axis", "Binding", "Check", "Contract", "Fill", "Kernel", "KernelError", "KernelLoweringError", "LoadTile", "Loop", "Map",
     "OutOfRange", "Parallel", "Phase", "Reduce", "Retry", "RowBlock", "ScalarParam", "Stmt", "StoreTile", "Stream", "Summary",
-    "TensorParam", "Tile", "Trace", "allocate", "bodies", "bound_kernel", "check_capacity", "check_kernel", "inner",
-    "kernel_fingerprint", "live_tiles", "lower_to_kernel", "print_kernel", "print_statement", "reads", "run_kernel",
-    "statements", "tile_bytes", "verify_kernel", "written",
+    "TensorParam", "Tile", "Trace", "allocate", "bodies", "bound_kernel", "check_kernel", "inner",
+    "kernel_fingerprint", "lower_to_kernel", "print_kernel", "print_statement", "reads", "run_kernel",
+    "statements", "verify_kernel", "written",
 ]  # fmt: skip

@@ -6,11 +6,12 @@ recursion, `Refused` carries it out, and the function that started the recursion
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from aicf.scalar import BYTES, Const, Expr, call, integer_const, show
+from aicf.scalar import BYTES, Const, DType, Expr, call, integer_const, show
 from aicf.semantic.graph import Node
-from aicf.semantic.types import Location, TensorType
+from aicf.semantic.types import Location, product
 
 NO_BYTES = integer_const(0)
 
@@ -54,16 +55,13 @@ def refused(node: Node, reason: str, guilty: Node | None = None) -> Refusal:
     return Refusal(node.name, reason, (guilty or node).location, node.location, unfused_bytes(node), node=node)
 
 
+def score_bytes(dims: Iterable[Expr], dtype: DType) -> Expr:
+    """Bytes of what the unfused form has alive at once for scores of these dims: the scores, and what is made of them."""
+    return call("mul", integer_const(2 * BYTES[dtype]), product(dims))
+
+
 def unfused_bytes(node: Node) -> Expr:
-    """Bytes of the tensors of rows x keys that the unfused form keeps for `node`: scores and weights, each as large as its larger
-    operand."""
-
-    def total(t: TensorType) -> Expr:
-        n: Expr = integer_const(2 * BYTES[t.dtype])
-        for d in t.shape:
-            n = call("mul", n, d)
-        return n
-
-    sizes = [total(i.type) for i in node.inputs]
+    """The same for a contraction with values of which nothing more is known: its larger operand is as large as the scores."""
+    sizes = [score_bytes(i.type.shape, i.type.dtype) for i in node.inputs]
     known = [s for s in sizes if isinstance(s, Const)]
-    return max(known, key=lambda s: int(s.value)) if len(known) == len(sizes) and known else (sizes or [integer_const(0)])[0]
+    return max(known, key=lambda s: int(s.value)) if len(known) == len(sizes) and known else (sizes or [NO_BYTES])[0]

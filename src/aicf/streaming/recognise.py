@@ -31,7 +31,7 @@ from aicf.scalar import (
 )
 from aicf.semantic import Node, users_of
 from aicf.semantic.ops import At
-from aicf.semantic.refusal import Refusal, Refused, refused
+from aicf.semantic.refusal import Refusal, Refused, refused, score_bytes
 from aicf.semantic.types import is_one
 from aicf.streaming.candidates import (
     CONTRACTIONS,
@@ -97,6 +97,12 @@ class Recognised:
     values: bool = True
     smaller: Recognised | None = field(default=None, repr=False, compare=False)
     places: Places | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def unfused_bytes(self) -> Expr:
+        """Bytes of the tensors of rows x stream positions that the unfused form has alive at once."""
+        dims = (self.extents[v] for v in (*self.batch, self.row, self.stream))
+        return score_bytes(dims, self.scores[0].row.dtype if self.scores else "f32")
 
 
 @dataclass(frozen=True)
