@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aicf.mcir.passes.schedule import SPEC_POLICY
 from aicf.schedule import (
-    SPEC,
     TARGETS,
     CpuTarget,
     GpuTarget,
@@ -286,9 +286,10 @@ def test_given_decisions_are_kept():
     s = choose(LONG, TARGETS["avx2"], "tile_m=96,tile_n=32,residency.output_acc=register,threads=3")
     assert (s.tile_m, s.tile_n, s.threads, s.space("output_acc")) == (96, 32, 3, "register")
     assert s.reason("tile_m") == s.reason("threads") == "given"
-    spec = choose(LONG, TARGETS["avx2"], SPEC)
+    tiles = {"tile_m": SPEC_POLICY.tile_m, "tile_n": SPEC_POLICY.tile_n, "tile_k": SPEC_POLICY.tile_k, "order": "q_major"}
+    spec = choose(LONG, TARGETS["avx2"], tiles)
     assert (spec.tile_m, spec.tile_n, spec.tile_k, spec.order, spec.rows) == (128, 64, 64, "q_major", 6)
-    assert decisions(choose(LONG, TARGETS["h100"], SPEC))["tile_m"] == 128
+    assert decisions(choose(LONG, TARGETS["h100"], tiles))["tile_m"] == 128
     only_n = choose(LONG, TARGETS["avx2"], {"tile_n": 16})
     assert only_n.tile_n == 16 and only_n.tile_m == choose(LONG, TARGETS["avx2"], {"tile_n": 16, "tile_m": only_n.tile_m}).tile_m
 

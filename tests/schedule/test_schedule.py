@@ -8,17 +8,23 @@ from typing import Any
 
 import pytest
 
-from aicf.schedule import FIXED, VALUES, Schedule, ScheduleError, check, decisions, partial, with_threads
+from aicf.schedule import VALUES, Schedule, ScheduleError, check, decisions, partial
+from aicf.schedule.schedule import Space
+
+PLACES: tuple[tuple[str, Space], ...] = (
+    ("Q_tile", "shared"), ("K_tile", "shared"), ("V_tile", "shared"), ("score_frag", "register"), ("state", "register"),
+    ("output_acc", "register"), ("O_tile", "global"),
+)  # fmt: skip
+GIVEN = Schedule(
+    tile_m=128, tile_n=64, tile_k=64, rows=128, residency=PLACES, mapping=(("b", "block"), ("h", "block"), ("i0", "block")),
+    name="given", reasons=(("tiles", "by hand"),),
+)  # fmt: skip
 
 
-def test_the_fixed_policy_is_the_specification(golden: Callable[[str, str], None]):
-    assert (FIXED.name, FIXED.tile_m, FIXED.tile_n, FIXED.tile_k, FIXED.stream_axis) == ("spec", 128, 64, 64, "sequence")
-    assert FIXED.order == "q_major"
-    places = {"Q_tile": "shared", "K_tile": "shared", "V_tile": "shared", "score_frag": "register", "output_acc": "register"}
-    assert {value: FIXED.space(value) for value in places} == places
-    assert FIXED.space("state") == "register" and FIXED.space("O_tile") == "global"
-    assert check(FIXED) == []
-    golden("fixed.txt", f"{FIXED}\n")
+def test_a_schedule_is_complete_and_prints_all_of_it(golden: Callable[[str, str], None]):
+    assert GIVEN.space("state") == "register" and GIVEN.space("O_tile") == "global"
+    assert check(GIVEN) == []
+    golden("given.txt", f"{GIVEN}\n")
 
 
 def test_a_part_can_be_given_as_text():
@@ -62,20 +68,20 @@ def test_counts_from_a_mapping_are_checked_too(value: Any):
         ({"rows": 129}, "rows 129 is more than tile_m 128"),
         ({"order": "keys"}, "order 'keys' is none of q_major, kv_major"),
         ({"order": "kv_major", "kv_split": 2}, "kv_split 2 under kv_major"),
-        ({"residency": FIXED.residency[1:]}, "residency does not say where Q_tile lives"),
-        ({"residency": (*FIXED.residency[:-1], ("O_tile", "disk"))}, "O_tile in 'disk' memory"),
+        ({"residency": GIVEN.residency[1:]}, "residency does not say where Q_tile lives"),
+        ({"residency": (*GIVEN.residency[:-1], ("O_tile", "disk"))}, "O_tile in 'disk' memory"),
         ({"residency": tuple((v, "global") for v in VALUES)}, "the score matrix would be stored"),
         ({"mapping": (("b", "grid"),)}, "loop b runs per 'grid'"),
     ],
 )
 def test_an_inconsistent_schedule_cannot_be_made(change: dict[str, Any], message: str):
     with pytest.raises(ScheduleError) as caught:
-        replace(FIXED, **change)
+        replace(GIVEN, **change)
     assert message in str(caught.value)
 
 
 def test_decisions_leave_reasons_out():
-    other = replace(FIXED, reasons=(), name="mine")
-    assert decisions(other) == decisions(FIXED)
-    assert decisions(with_threads(FIXED, 4)) != decisions(FIXED)
-    assert FIXED.reason("tiles").startswith("fixed by the specification")
+    other = replace(GIVEN, reasons=(), name="mine")
+    assert decisions(other) == decisions(GIVEN)
+    assert decisions(replace(GIVEN, threads=4)) != decisions(GIVEN)
+    assert GIVEN.reason("tiles") == "by hand"

@@ -1,13 +1,11 @@
 """Schedules: what machine, which tiles, where values live, in what order, how parallel, and why."""
 
-from aicf.schedule.cost import SPEC, choose, estimate, estimate_unfused, predict
+from aicf.schedule.cost import choose, estimate, estimate_unfused, predict
 from aicf.schedule.problem import Problem, kv_major_bytes, q_major_bytes
-from aicf.schedule.schedule import FIXED, VALUES, Schedule, ScheduleError, check, decisions, partial, with_threads
+from aicf.schedule.schedule import VALUES, Schedule, ScheduleError, check, decisions, partial
 from aicf.schedule.target import TARGETS, CpuTarget, GpuTarget, Target, describe, host_target, named_target
 
 __all__ = [
-    "FIXED",
-    "SPEC",
     "TARGETS",
     "VALUES",
     "CpuTarget",
@@ -28,5 +26,4 @@ __all__ = [
     "partial",
     "predict",
     "q_major_bytes",
-    "with_threads",
 ]

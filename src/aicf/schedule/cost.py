@@ -15,7 +15,7 @@ from typing import Any
 
 from aicf.schedule import cpu, gpu
 from aicf.schedule.problem import Problem, kv_major_bytes, q_major_bytes
-from aicf.schedule.schedule import FIXED, Order, Schedule, ScheduleError, Space, Unit, partial
+from aicf.schedule.schedule import Order, Schedule, ScheduleError, Space, Unit, partial
 from aicf.schedule.target import CpuTarget, Target
 
 # Predictions this close are taken for equal; the one with less memory wins.
@@ -24,8 +24,6 @@ EQUAL_GPU = 0.02  # on a GPU, whose rates are published figures and not this mac
 # Key-major order needs scratch for the state and gives fewer work items: it must be predicted this much faster.
 KV_MAJOR_MARGIN = 0.10
 KV_MAJOR_BYTES = 4 << 20  # of state, per thread: more memory than that is not taken unasked
-# The specification's fixed tiles, as decisions given to `choose` (which then fills in what they leave open).
-SPEC: Mapping[str, Any] = {name: getattr(FIXED, name) for name in ("tile_m", "tile_n", "tile_k", "order")}
 
 
 @dataclass(frozen=True)

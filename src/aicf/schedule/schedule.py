@@ -7,14 +7,13 @@
       mapping    b thread, h thread, i0 thread; warps 1, threads 2
       because    tile_m: …
 
-It is chosen by `cost.choose`, given in part by a user (`Schedule.parse("tile_m=128,order=q_major")`, the rest is then chosen),
-or the specification's fixed policy, `FIXED`.
+It is chosen by `cost.choose`, or given in part by a user (`Schedule.parse("tile_m=128,order=q_major")`; the rest is then chosen).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
 Space = Literal["global", "shared", "register"]
@@ -200,21 +199,3 @@ def check(schedule: Schedule) -> list[str]:
 def decisions(schedule: Schedule) -> dict[str, Any]:
     """Every decision by name, reasons left out: what the kernel cache and comparisons look at."""
     return {f.name: getattr(schedule, f.name) for f in fields(schedule) if f.name not in ("reasons", "name")}
-
-
-_SPEC_PLACES: tuple[tuple[str, Space], ...] = (
-    ("Q_tile", "shared"), ("K_tile", "shared"), ("V_tile", "shared"), ("score_frag", "register"), ("state", "register"),
-    ("output_acc", "register"), ("O_tile", "global"),
-)  # fmt: skip
-
-# The specification's fixed values (MCIR design, sections 10.2 and 10.3): the start, to be replaced by choosing for the
-# architecture.
-FIXED = Schedule(
-    tile_m=128, tile_n=64, tile_k=64, rows=128, residency=_SPEC_PLACES, mapping=(("b", "block"), ("h", "block"), ("i0", "block")),
-    name="spec", reasons=(("tiles", "fixed by the specification: tile_m 128, tile_n 64, tile_k 64, stream axis sequence"),),
-)  # fmt: skip
-
-
-def with_threads(schedule: Schedule, threads: int) -> Schedule:
-    """The same schedule for another number of worker threads."""
-    return replace(schedule, threads=threads)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import aicf
-from aicf.schedule.schedule import FIXED
+from aicf.schedule import TARGETS, Problem, choose
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -29,6 +29,7 @@ def qkv() -> tuple[Tensor, ...]:
     return tuple(torch.randn(2, 3, 64, 16) for _ in range(3))
 
 
+CHOSEN = choose(Problem(rows=64, keys=64), TARGETS["avx2"])
 WRONG: list[tuple[str, Any, str]] = [
     ("fuse", "never", r'fuse=\'never\': it is "auto"'),
     ("fuse", None, "fuse=None: it is"),
@@ -63,7 +64,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("schedule", {"order": ["q_major"]}, r"order=\['q_major'\]: it is one of"),
     ("schedule", {3: 4}, "a schedule has no 3; what can be given"),
     ("schedule", ["tile_m=8"], "schedule is a list: give decisions, as"),
-    ("schedule", FIXED, "schedule is a Schedule: give decisions, as"),
+    ("schedule", CHOSEN, "schedule is a Schedule: give decisions, as"),
     ("thread", 2, r"unknown option thread \(did you mean threads\?\): the options are fuse, require, rest, schedule"),
     (3, 4, "unknown option 3: the options are"),  # type: ignore[list-item]
 ]
