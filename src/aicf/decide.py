@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 from aicf.mcir.axes import RegionAxis
 from aicf.mcir.lowered import LoweredRegion
 from aicf.mcir.passes.schedule import carried
+from aicf.mcir.values import MCValue
 from aicf.scalar import (
     BYTES,
     FUNCTIONS,
@@ -152,6 +153,9 @@ def problem_of(region: LoweredRegion, proof: TileProof, threads: int, hints: Map
     scores = {s.tile.name for s in region.scores} | {region.stream.variable.name}
     per_score = [x for x in calls if any(v.name in scores for v in variables(x))]
     row, stream = region.row.variable, region.stream.variable
+    keyed = _variables(region, [s.streamed for s in region.scores])
+    valued = _variables(region, [s.values for s in region.sums if s.values is not None])
+    own_keys = [a for a in region.batch if a.variable in keyed and valued and a.variable not in valued]
     return Problem(
         rows=rows, keys=keys, items=items, groups=max(1, items // own), widths=widths,
         value_widths=tuple(numbers.width(s.state.axes[1]) for s in region.sums if s.values is not None),
@@ -162,7 +166,13 @@ def problem_of(region: LoweredRegion, proof: TileProof, threads: int, hints: Map
         score_ops=float(max(0, sum(1 for x in per_score if not _costly(x) and x.dtype != "i64") - 2)),
         skipped=skipped, edges=edges, ended=min(edges, len(proof.high)), retried=proof.fill is not None,
         states=max(1, len(region.extrema) + sum(1 for s in region.sums if s.values is None)), threads=threads,
+        row_items=math.prod(numbers.length(a) for a in own_keys),
     )  # fmt: skip
+
+
+def _variables(region: LoweredRegion, tiles: Sequence[MCValue]) -> frozenset[Var]:
+    """The variables that the elements of loaded tiles are read with."""
+    return frozenset[Var]().union(*(variables(region.element(t)) for t in region.loads if t.tile in tiles))
 
 
 def _costly(x: Call) -> bool:

@@ -279,7 +279,8 @@ def estimate_unfused(p: Problem, t: CpuTarget) -> float:
     scores = p.items * p.rows * p.keys
     # A product of few rows or columns wastes the rest of the register block.
     block = register_tile(t, uses_matrix_unit(p, t))
-    waste = _up(p.rows, block.rows) / p.rows
+    rows = p.rows * p.row_items
+    waste = _up(rows, block.rows) / rows
     products = scores * (p.width + p.value_width) * waste / _rate(p, t) / n
     element = scores / width * (p.exps * EXP_CYCLES + (BASE_OPS + p.score_ops) * OP_CYCLES) / n
     ops = 1 + math.ceil(p.score_ops)
@@ -288,6 +289,7 @@ def estimate_unfused(p: Problem, t: CpuTarget) -> float:
     if matrix / n <= CACHE_SHARE * t.l2:
         rate = L2_BYTES
     traffic = (_passes(p) * matrix) / rate / n
-    operands = p.items * p.bytes * (p.rows + p.keys / p.groups) * (p.width + p.value_width) / _dram_rate(p, t) / n
+    read = p.rows + p.keys / max(p.groups, p.row_items)
+    operands = p.items * p.bytes * read * (p.width + p.value_width) / _dram_rate(p, t) / n
     fresh = PAGE_SECONDS * (1 + ops + p.exps) * matrix / 4096 / n if matrix >= FRESH_BYTES else 0.0
     return (products + element + traffic + operands) / hz + fresh + (3 + ops) * OP_SECONDS

@@ -22,7 +22,8 @@ class Problem:
     that a row crosses, on average (causal 1, sliding window 2, none 0); `ended`: how many of them end a row's keys, so that a
     block of rows leaves out what lies past its own end (causal 1, sliding window 1); `retried`: what was skipped has to be looked
     at again (a finite fill value), so that key-major order skips nothing. `states`: scalars carried per row. `threads`: worker
-    threads to use (CPU).
+    threads to use (CPU). `row_items`: how many items are rows of one product with the values in the source, and items only
+    because each has keys of its own (relative positions).
     """
 
     rows: int
@@ -42,9 +43,10 @@ class Problem:
     retried: bool = False
     states: int = 2
     threads: int = 1
+    row_items: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.rows, self.keys, self.items, self.groups, self.threads) < 1:
+        if min(self.rows, self.keys, self.items, self.groups, self.threads, self.row_items) < 1:
             raise ValueError(f"sizes must be at least 1: {self}")
         if not self.widths or min((*self.widths, *self.value_widths)) < 1:
             raise ValueError(f"widths must be at least 1, and there must be one: {self}")

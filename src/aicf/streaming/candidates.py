@@ -33,7 +33,8 @@ class Candidate:
     (`blocked`; `additive`: the scores are of the additive form, sum(w * f(row, key)), and no product of rows and keys;
     `elsewhere`: one has the summed variable as a batch). `products`: the element-wise products that belong to contractions
     spelt as a product and a sum. `softmax_like`: exponentials of the scores are taken on the way (and the scores not only
-    normalised, as by a norm between two linear layers)."""
+    normalised, as by a norm between two linear layers). `whole`: the same with rows, where this one has none left because a
+    product has keys of its own for each row (relative positions); that product is stored there."""
 
     node: Node
     at: At
@@ -52,6 +53,7 @@ class Candidate:
     softmax_like: bool = False
     additive: bool = False
     elsewhere: bool = False
+    whole: Candidate | None = None
 
 
 def free(at: At) -> frozenset[Var]:
@@ -128,6 +130,8 @@ def _of_contraction(
             if c.blocked and batch:  # the values are shared along axes that queries and keys have
                 narrowed = Candidate(node, at, c.known, over, length, weights, own, values, rows - batch, seen, plain)
                 _walk(narrowed, here)
+                if c.scores and not narrowed.rows:
+                    narrowed.whole = c
                 c = c if narrowed.blocked else narrowed
             if c.scores or c.blocked:
                 found.append(c)

@@ -453,7 +453,8 @@ def _held(context: _Context, node: Node) -> Node:
 def _attempt(context: _Context, c: Candidate, written_out: bool = True) -> Recognised | Refusal | None:
     """The region of a candidate, with every product of rows and stream positions that any of its outputs reads in its tiles: what
     one output reads beside the scores is known only when that output is pulled, so that products are added until none is left."""
-    best: Recognised | None = None
+    whole = None if c.whole is None else _attempt(context, c.whole, written_out)
+    best = whole if isinstance(whole, Recognised) else None
     while True:
         policy = _Pull(context, c, written_out)
         try:
