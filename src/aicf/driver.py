@@ -218,14 +218,14 @@ def compile_graph(
     results = [(_position(graph, r.name), _refused(r, hints or {})) for r in module.refusals]
     relied_on = {user for region in module.regions for user, _ in detected_meaning(region).leaks}
     for region in module.regions:
-        found = detected_meaning(region)
-        needed = found.values or any(n in relied_on for n in found.inside)
-        if not needed and chosen.fuse == "auto" and not _is_large(found, hints or {}):
+        meaning = detected_meaning(region)
+        needed = meaning.values or any(n in relied_on for n in meaning.inside)
+        if not needed and chosen.fuse == "auto" and not _is_large(meaning, hints or {}):
             continue
         try:
             validate_module(MCModule(regions=[region]), lowered=False)
             result = _compiled(region, chosen, hints or {})
-            less: Recognised | None = found
+            less: Recognised | None = meaning
             while result.status != "streamed" and less is not None:
                 less = with_less(less, f"a region that computes it in its tiles is {result.status} ({result.reason})")
                 if less is not None:
@@ -234,18 +234,18 @@ def compile_graph(
         except Exception as e:
             if fault is None:
                 raise
-            result = RegionResult("refused", fault(e), found.value.location, found.value.name)
-            result.bytes_unfused = _number(found.unfused_bytes, hints or {})
-        result.kind = "attention" if found.values else "reduction"
+            result = RegionResult("refused", fault(e), meaning.value.location, meaning.value.name)
+            result.bytes_unfused = _number(meaning.unfused_bytes, hints or {})
+        result.kind = "attention" if meaning.values else "reduction"
         if not needed and result.status != "streamed":
             continue  # PyTorch computes it as it would without us
-        results.append((_position(graph, found.value.name), result))
+        results.append((_position(graph, meaning.value.name), result))
     return Compilation(graph, [r for _, r in sorted(results, key=lambda t: t[0])])
 
 
-def _is_large(found: Recognised, hints: Mapping[str, int]) -> bool:
+def _is_large(meaning: Recognised, hints: Mapping[str, int]) -> bool:
     """Whether scores that are only reduced are worth a kernel of their own."""
-    size = _number(found.unfused_bytes, hints)
+    size = _number(meaning.unfused_bytes, hints)
     return size is not None and size >= LARGE
 
 
@@ -271,14 +271,14 @@ def _number(e: Expr, hints: Mapping[str, int]) -> int | None:
 
 def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> RegionResult:
     """One region through every level: meaning, stream, schedule, kernel, executable."""
-    found = detected_meaning(region)
+    meaning = detected_meaning(region)
     result = RegionResult(
-        "refused", "", found.value.location, found.value.name, region.notes.get("mask"), nodes=found.inside,
-        bytes_unfused=_number(found.unfused_bytes, hints),
+        "refused", "", meaning.value.location, meaning.value.name, region.notes.get("mask"), nodes=meaning.inside,
+        bytes_unfused=_number(meaning.unfused_bytes, hints),
     )  # fmt: skip
     # WHY one pass is enough, and the nodes that make it.
     try:
-        result.program = derived(found, options.strict)
+        result.program = derived(meaning, options.strict)
     except Refused as no:
         result.reason = _said(no.reason, no.guilty.location if no.guilty else None, result.source)
         result.unknown = no.unknown
@@ -306,15 +306,15 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     executable = executable_for(kernel, binding, machine, schedule.threads)
     result.status, result.reason = "streamed", decision.reason
     result.region, result.executable = region, executable
-    result.inputs = [found.loads[name] for name in binding.inputs.values()]
-    outputs = {e.node.name: e.node for e in found.outputs}
+    result.inputs = [meaning.loads[name] for name in binding.inputs.values()]
+    outputs = {e.node.name: e.node for e in meaning.outputs}
     result.outputs = [outputs[name] for name in binding.outputs.values()]
     result.size_names = executable.symbols
     result.rows_end = max((s.step for s in statements(kernel.body) if isinstance(s, RowBlock) and s.ends), default=0)
     result.bytes_streamed = working_bytes(kernel) * schedule.threads
     result.tiles = _static_tiles(result, hints)
-    result.specialised = _specialised(found)
-    result.stored = tuple(_stored(s, hints) for s in found.stored)
+    result.specialised = _specialised(meaning)
+    result.stored = tuple(_stored(s, hints) for s in meaning.stored)
     result.assumes = _assumed(result.proof)
     return result
 
@@ -340,11 +340,11 @@ def _assumed(proof: TileProof) -> str:
     return said if skips else ""
 
 
-def _specialised(found: Recognised) -> str:
+def _specialised(meaning: Recognised) -> str:
     """What a kernel is made for. Lengths, batches and heads are arguments of it."""
-    widths = [f"head dim {show(s.width)}" for s in found.scores]
-    widths += [f"value width {show(found.extents[c])}" for c in found.columns]
-    types = sorted({n.type.dtype for n in found.loads.values() if is_float(n.type.dtype)})
+    widths = [f"head dim {show(s.width)}" for s in meaning.scores]
+    widths += [f"value width {show(meaning.extents[c])}" for c in meaning.columns]
+    types = sorted({n.type.dtype for n in meaning.loads.values() if is_float(n.type.dtype)})
     return f"{', '.join(dict.fromkeys([*widths, *types]))}; any length, batch and number of heads"
 
 

@@ -78,10 +78,10 @@ def candidates(node: Node, views: Sequence[Node] = ()) -> list[Candidate]:
     here = contraction(node, at, known)
     if here is None or len(here.operands) != 2:
         return []
-    found: list[Candidate] = []
+    result: list[Candidate] = []
     for one in [here, *([whole] if (whole := _folded(node, here)) is not None else [])]:
-        found += _of_contraction(node, one, at, known, views, seen, plain)
-    return sorted(found, key=lambda c: (not c.scores, not c.softmax_like))
+        result += _of_contraction(node, one, at, known, views, seen, plain)
+    return sorted(result, key=lambda c: (not c.scores, not c.softmax_like))
 
 
 def _folded(node: Node, here: Contraction) -> Contraction | None:
@@ -100,19 +100,19 @@ def _folded(node: Node, here: Contraction) -> Contraction | None:
 
 def digits(over: Var, axes: Mapping[Var, Expr]) -> dict[Expr, Expr]:
     """The position on each of `axes`, the last one fastest, of position `over` on the axis that they make together."""
-    found: dict[Expr, Expr] = {}
+    values: dict[Expr, Expr] = {}
     rest: Expr = over
     for k, (v, extent) in enumerate(reversed(tuple(axes.items()))):
         outermost = k == len(axes) - 1
-        found[v] = rest if outermost else call("mod", rest, extent)
+        values[v] = rest if outermost else call("mod", rest, extent)
         rest = call("floordiv", rest, extent)
-    return found
+    return values
 
 
 def _of_contraction(
     node: Node, here: Contraction, at: At, known: dict[Var, Expr], views: Sequence[Node], seen: Node, plain: At
 ) -> list[Candidate]:
-    found: list[Candidate] = []
+    result: list[Candidate] = []
     for over, length in here.bound.items():
         if isinstance(length, Const) and length.value == 1 and len(here.bound) > 1:
             continue
@@ -134,8 +134,8 @@ def _of_contraction(
                     narrowed.whole = c
                 c = c if narrowed.blocked else narrowed
             if c.scores or c.blocked:
-                found.append(c)
-    return found
+                result.append(c)
+    return result
 
 
 def reduction_candidates(node: Node) -> list[Candidate]:
@@ -247,8 +247,8 @@ def single_key(node: Node) -> bool:
     """Whether `node` contracts the softmax of scores that have only one key, along an axis of extent 1."""
     if node.op not in CONTRACTIONS:
         return False
-    found = [n for n in _through(node.inputs) if n.op in SOFTMAXES and is_one(n.type.shape[n.attrs["axis"]])]
-    return any(n.op in CONTRACTIONS for softmax in found for n in _through(softmax.inputs))
+    softmaxes = [n for n in _through(node.inputs) if n.op in SOFTMAXES and is_one(n.type.shape[n.attrs["axis"]])]
+    return any(n.op in CONTRACTIONS for softmax in softmaxes for n in _through(softmax.inputs))
 
 
 def after_softmax(node: Node, sources: Mapping[Node, Collection[Node]]) -> Node | None:
@@ -270,14 +270,14 @@ def _through(nodes: Sequence[Node]) -> list[Node]:
 
 def _reached(sources: Iterable[T], onward: Callable[[T], Iterable[T]]) -> list[T]:
     """`sources` and all that `onward` leads to from them, each once."""
-    found: dict[T, None] = {}
+    reached: dict[T, None] = {}
     stack = list(sources)
     while stack:
         x = stack.pop()
-        if x not in found:
-            found[x] = None
+        if x not in reached:
+            reached[x] = None
             stack += onward(x)
-    return list(found)
+    return list(reached)
 
 
 def two_axis(at: At, stream: Collection[Var], rows: frozenset[Var]) -> bool:
@@ -341,9 +341,9 @@ def _additive(c: Candidate, summed: Contraction) -> bool:
 
 def pure(nodes: list[Node]) -> set[Node]:
     """The nodes that depend on nothing but sizes, positions and literals: cheap to compute anywhere."""
-    found: set[Node] = set()
+    known: set[Node] = set()
     for n in nodes:
         literal = n.op in CREATED or (n.op == "constant" and (n.type.rank == 0 or step(n, output_index(n)[0], {}) is not None))
-        if literal or (n.inputs and all(i in found for i in n.inputs) and n.op not in CONTRACTIONS):
-            found.add(n)
-    return found
+        if literal or (n.inputs and all(i in known for i in n.inputs) and n.op not in CONTRACTIONS):
+            known.add(n)
+    return known

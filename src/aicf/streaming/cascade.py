@@ -74,10 +74,10 @@ class Extraction:
 
     def take(self, e: Expr) -> Expr:
         """`e` with reductions over the streamed axis and scores replaced by their names. Raises Refused."""
-        found = self._memo.get(e)
-        if found is None:
-            found = self._memo[e] = self._take(e)
-        return found
+        taken = self._memo.get(e)
+        if taken is None:
+            taken = self._memo[e] = self._take(e)
+        return taken
 
     def _take(self, e: Expr) -> Expr:
         if isinstance(e, Reduce) and self.few(e.var):

@@ -122,10 +122,10 @@ def _plain(c: Expr) -> Expr:
         case Call(fn="cast", args=(a,), dtype="bool"):
             return plain(call("ne", a, const(0, a.dtype)))
         case Call(dtype="bool"):
-            found = by_cases(c, _atom, _chosen(c))
-            if isinstance(found, Const):  # or it is about other numbers than 0 and 1
-                found = by_cases(c, _atom, lambda x: False)
-            return c if found is None else found
+            simple = by_cases(c, _atom, _chosen(c))
+            if isinstance(simple, Const):  # or it is about other numbers than 0 and 1
+                simple = by_cases(c, _atom, lambda x: False)
+            return c if simple is None else simple
         case _:
             return c
 
@@ -155,8 +155,8 @@ def _by_cases(e: Expr, verdict: Verdict, choose: Callable[[Load], bool], w: Work
         held, failed = (decided(substitute(e, x), facts.plus(asked, x is yes)) for x in (yes, no))
         return join(asked, held, failed)
 
-    found = decided(e, Facts())
-    return found if room[0] else None
+    outcome = decided(e, Facts())
+    return outcome if room[0] else None
 
 
 def _meant(e: Expr) -> Expr:
@@ -180,17 +180,17 @@ def linear(e: Expr, x: Load) -> bool:
 
 def outside(e: Expr, through_conditions: bool = True) -> dict[Expr, None]:
     """The subexpressions of `e` that are not in an index or in a reduction (nor in a condition), operands before users."""
-    found: dict[Expr, None] = {}
+    nodes: dict[Expr, None] = {}
     stack: list[tuple[Expr, bool]] = [(e, False)]
     while stack:
         n, ready = stack.pop()
         if ready:
-            found[n] = None
-        elif n not in found and (through_conditions or n.dtype != "bool"):
+            nodes[n] = None
+        elif n not in nodes and (through_conditions or n.dtype != "bool"):
             stack.append((n, True))
             if not isinstance(n, (Load, Reduce)):
                 stack += [(x, False) for x in reversed(children(n))]
-    return found
+    return nodes
 
 
 def _switch(e: Expr, parts: Iterable[Expr], choose: Callable[[Load], bool]) -> Expr | None:
@@ -252,10 +252,10 @@ class Facts:
     ranges: Mapping[Key, tuple[float, float]] = field(default_factory=dict[Key, tuple[float, float]])
 
     def plus(self, c: Expr, value: bool) -> Facts:
-        found = _range(c if value else call("not", c))
+        limits = _range(c if value else call("not", c))
         ranges = dict(self.ranges)
-        if found is not None:
-            key, low, high = found
+        if limits is not None:
+            key, low, high = limits
             known = ranges.get(key, (-float("inf"), float("inf")))
             ranges[key] = (max(low, known[0]), min(high, known[1]))
         if isinstance(c, Call) and c.fn == "not":
@@ -270,10 +270,10 @@ class Facts:
             return self.decided[c]
         if isinstance(c, Call) and c.fn == "not" and c.args[0] in self.decided:
             return not self.decided[c.args[0]]
-        found = _range(c)
-        if found is None or found[0] not in self.ranges:
+        limits = _range(c)
+        if limits is None or limits[0] not in self.ranges:
             return None
-        (low, high), (least, most) = found[1:], self.ranges[found[0]]
+        (low, high), (least, most) = limits[1:], self.ranges[limits[0]]
         return True if low <= least and most <= high else False if most < low or least > high else None
 
 
@@ -332,15 +332,15 @@ def _pushed(e: Expr) -> Expr:
 
 
 def _all(fn: str, parts: list[Expr]) -> Expr:
-    found: Expr = const(fn == "and", "bool")
+    joined: Expr = const(fn == "and", "bool")
     for p in parts:
-        found = call(fn, found, p)
-    return found
+        joined = call(fn, joined, p)
+    return joined
 
 
 def conjuncts(e: Expr, fn: str = "and") -> list[Expr]:
     """The parts that `fn` ("and" or "or") joins, each once."""
-    found: dict[Expr, None] = {}
+    parts: dict[Expr, None] = {}
     seen: set[Expr] = set()
     stack = [e]
     while stack:
@@ -351,8 +351,8 @@ def conjuncts(e: Expr, fn: str = "and") -> list[Expr]:
         if isinstance(x, Call) and x.fn == fn and x.dtype == "bool":
             stack += reversed(x.args)
         else:
-            found[x] = None
-    return [*found]
+            parts[x] = None
+    return [*parts]
 
 
 def loads_of(e: Expr, through_conditions: bool = True) -> list[Load]:

@@ -100,9 +100,9 @@ def new_base(
     for condition in keep:
         body = call("where", condition, body, cast(MONOIDS[op].nothing(c.dtype), promote(body.dtype, c.dtype)))
     same = expanded(body, True)
-    for found in c.bases.values():
-        if found.op == op and found.init is init and (found.body is body or expanded(found.body, True) == same):
-            return found.state
+    for base in c.bases.values():
+        if base.op == op and base.init is init and (base.body is body or expanded(base.body, True) == same):
+            return base.state
     dtype: DType = c.dtype if is_half(body.dtype) or body.dtype == "bool" else body.dtype
     taken = {b.name for b in c.bases}
     stem = f"B_{c.reduction}" if like is None else like.name
@@ -157,9 +157,9 @@ def matching(c: Context, t: Term) -> list[Match]:
         if not others and (e.coef < 0) != (base.op == "max"):
             continue  # exp(m - u), m = max u, is not kept in range by m
         p = Term(coef=-e.coef, powers=others)
-        found = _covered(c, base, p, streamed, inert, t.keep)
-        if found is not None:
-            out.append(found)
+        match = _covered(c, base, p, streamed, inert, t.keep)
+        if match is not None:
+            out.append(match)
     return out
 
 
@@ -176,9 +176,9 @@ def bounding(c: Context, streamed: list[Term], inert: list[Term], rows: list[Ter
         m = next((m for m in body if m in have and any(c.has_streamed(a) for a, _ in m)), None)
         p = 0.0 if m is None else have[m] / body[m]
         if p > 0 if base.op == "max" else p < 0:
-            found = _covered(c, base, Term(coef=p), streamed, inert, keep)
-            if found is not None and found.whole:
-                return found
+            match = _covered(c, base, Term(coef=p), streamed, inert, keep)
+            if match is not None and match.whole:
+                return match
     return None
 
 

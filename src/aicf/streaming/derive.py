@@ -128,10 +128,10 @@ def derive(
 def _source_names(c: Context) -> dict[Expr, Expr]:
     """Carried values in the source's names: B_m is m, and an extremum that starts from c is max(c, m)."""
     named: dict[Expr, Expr] = {value: name for name, value in c.values.items() if isinstance(value, Var)}
-    for base, found in c.bases.items():
-        alike = next((n for v, n in named.items() if v in c.bases and c.bases[v].body is found.body), None)
+    for base, carried in c.bases.items():
+        alike = next((n for v, n in named.items() if v in c.bases and c.bases[v].body is carried.body), None)
         if base not in named and alike is not None:
-            named[base] = alike if found.init is None else call(found.op, found.init, alike)
+            named[base] = alike if carried.init is None else call(carried.op, carried.init, alike)
     return named
 
 
@@ -203,8 +203,8 @@ def _any(c: Context, body: Expr) -> Expr:
         for op in EXTREMA:
             if body.args[1] is MONOIDS[op].nothing(body.args[1].dtype) and is_float(body.args[1].dtype):
                 # Some u is not -inf exactly when their maximum is not (a NaN is neither, and propagates).
-                found = new_base(c, body.args[0], op, ())
-                return call("ne", found, MONOIDS[op].nothing(found.dtype))
+                extreme = new_base(c, body.args[0], op, ())
+                return call("ne", extreme, MONOIDS[op].nothing(extreme.dtype))
     return some(c, (body,))
 
 
@@ -320,14 +320,14 @@ def _bounded(s: _States, t: Term) -> Term:
     if any(not variables(a).isdisjoint(s.payload) for e in open_ for a, _ in e.powers):
         raise Refused("an exponential relative to something that does not bound it", to_expr(rows[0], c.dtype))
     inert = [e for e in t.exponent if not any(c.has_streamed(a) or c.has_row(a) for a, _ in e.powers)]
-    found = bounding(c, open_, inert, rows, t.keep)
-    if found is None:
+    bound = bounding(c, open_, inert, rows, t.keep)
+    if bound is None:
         state = new_base(c, add_up(open_, c.dtype), "max", t.keep)
         assert isinstance(state, Var)
         base, p, mine = state, Term(), open_
     else:
-        base, p = found.base.state, found.p
-        mine = open_ + [e for e in inert if frozenset(term_poly(e, found.exact)) <= found.used]
+        base, p = bound.base.state, bound.p
+        mine = open_ + [e for e in inert if frozenset(term_poly(e, bound.exact)) <= bound.used]
     above = product(p, Term(powers=((base, 1),)))
     apart = [*rows, *(e for e in inert if e not in mine)]
     away = add_up(_differences(c, above, c.bases[base], apart), c.dtype)
@@ -371,11 +371,11 @@ def _centred(s: _States, terms: list[Term]) -> list[Term]:
     c = s.c
     out: list[Term] = []
     for t in terms:
-        found = next((x for m in matching(c, t) for x in _multiple(c, t, m.base)), None)
-        if found is None:
+        centre = next((x for m in matching(c, t) for x in _multiple(c, t, m.base)), None)
+        if centre is None:
             out.append(t)
             continue
-        base, factor, rest = found
+        base, factor, rest = centre
         factor, rest = _constants(factor, rest)
         distance = call("sub", base.body, reference(base.state))
         s.centred[distance] = base.state
@@ -446,19 +446,19 @@ def _carried(s: _States, name: str, t: Term, dtype: DType) -> tuple[Var, Term, T
     body = weight if value is None else value if weight is const(1, weight.dtype) else call("mul", weight, value)
     stabilisers = tuple((m.base.state.name, to_expr(m.p, c.dtype)) for m in matches)
     relative = c.strict and any(a in s.away for e in t.exponent for a, _ in e.powers)
-    found = s.sums.get((body, stabilisers, relative))
-    if found is None:
+    carried = s.sums.get((body, stabilisers, relative))
+    if carried is None:
         shift = _shift(s, name, t, dtype)
         taken = {x.name for x in s.sums.values()}
         stem = f"G_{name}"
         label = next(n for n in (stem, *(f"{stem}_{i}" for i in range(1, 1 + len(taken)))) if n not in taken)
-        found = Sum(label, body, weight, value, stabilisers, _scale(c, matches), payload, dtype, shift)
-        s.sums[body, stabilisers, relative] = found
+        carried = Sum(label, body, weight, value, stabilisers, _scale(c, matches), payload, dtype, shift)
+        s.sums[body, stabilisers, relative] = carried
         if relative:
-            s.relative.add(found.state)
-        s.terms[found.state] = replace(t, coef=1.0, powers=streamed, rows=())
-        c.row.add(found.state)
-    return found.state, t, rest
+            s.relative.add(carried.state)
+        s.terms[carried.state] = replace(t, coef=1.0, powers=streamed, rows=())
+        c.row.add(carried.state)
+    return carried.state, t, rest
 
 
 def _shift(s: _States, name: str, t: Term, dtype: DType) -> Shift | None:
@@ -512,8 +512,8 @@ def _body(
     value = to_expr(Term(powers=wide), dtype) if wide else None
     if len(wide) == 1 and wide[0][1] == 1:
         value = wide[0][0]
-    found = variables(weight) | (variables(value) if value is not None else frozenset[Var]())
-    return weight, value, tuple(v for v in s.payload if v in found)
+    read = variables(weight) | (variables(value) if value is not None else frozenset[Var]())
+    return weight, value, tuple(v for v in s.payload if v in read)
 
 
 def _with_powers(weight: Expr, powers: tuple[tuple[Expr, int], ...], dtype: DType) -> Expr:
@@ -580,9 +580,9 @@ def _empty_rows(s: _States, done: dict[str, Expr], results: dict[str, Expr]) -> 
     selects the source's value: `m + log(l)` is NaN there, not -inf.
     """
     out = dict(results)
-    for base, found in list(s.c.bases.items()):
-        low = MONOIDS[found.op].nothing(base.dtype)
-        starts = _arguments(found.op, found.init)
+    for base, carried in list(s.c.bases.items()):
+        low = MONOIDS[carried.op].nothing(base.dtype)
+        starts = _arguments(carried.op, carried.init)
         if any(isinstance(x, Const) and x.value != low.value for x in starts):
             continue  # it never is the identity
         mine = [x.state for x in s.sums.values() if any(b == base.name for b, _ in x.stabilisers) and x.state not in s.relative]

@@ -104,8 +104,8 @@ class Words:
             said = dict.fromkeys(self._joined(conjuncts(a), " and ") for a in alternatives)
             return f"({' or '.join(said)})" if len(said) > 1 else next(iter(said)), ""
         if isinstance(e, Call) and e.fn in _SWAPPED and len(e.args) == 2:
-            found = self._compared(e)
-            by_tensor = (found, "") if found is not None else self._by_tensor(e)
+            words = self._compared(e)
+            by_tensor = (words, "") if words is not None else self._by_tensor(e)
             if by_tensor is not None:
                 return by_tensor
         return self._given(e) or self._text(e), ""
@@ -146,8 +146,8 @@ class Words:
         if e.fn in ("eq", "ne"):
             equal = same and self._compared(plain) in (OWN, OTHER)
             return (f"{'same' if e.fn == 'eq' else 'different'} {name}", "") if equal else None
-        found = self._compared(plain)
-        return None if found is None else (found, f" by {name}" if same else f" ({'queries' if rows else 'keys'} at {name})")
+        words = self._compared(plain)
+        return None if words is None else (words, f" by {name}" if same else f" ({'queries' if rows else 'keys'} at {name})")
 
     def _text(self, e: Expr) -> str:
         """An expression as it is, or what it is made of where that is too long."""
@@ -191,10 +191,10 @@ class Words:
             return _blocks(e, row, stream)
         return None
 
-    def _straight(self, fn: str, found: tuple[tuple[Expr, ...], Expr]) -> str | None:
+    def _straight(self, fn: str, linear: tuple[tuple[Expr, ...], Expr]) -> str | None:
         """k * (row - stream) + rest compared with 0, or a bound on one position."""
-        k = _difference(found)
-        (r, s), rest = found
+        k = _difference(linear)
+        (r, s), rest = linear
         if abs(k) == 1:
             if k < 0:  # turn it round: row - stream - rest with the comparison swapped
                 fn, rest = _SWAPPED[fn], call("neg", rest)
@@ -264,18 +264,18 @@ def _fill(value: float) -> str:
 def _side(e: Expr, row: Var, stream: Var) -> tuple[str, int]:
     """("ahead", n) for `stream <= row + n`, ("behind", n) for `stream >= row - n`, ("", 0) for anything else."""
     if isinstance(e, Call) and e.fn in ("lt", "le", "gt", "ge") and e.args[0].dtype == "i64":
-        found = affine(call("sub", *e.args), (row, stream))
-        if found is not None and abs(k := _difference(found)) == 1 and isinstance(found[1], Const):
-            fn, rest = (e.fn, int(found[1].value)) if k > 0 else (_SWAPPED[e.fn], -int(found[1].value))
+        linear = affine(call("sub", *e.args), (row, stream))
+        if linear is not None and abs(k := _difference(linear)) == 1 and isinstance(linear[1], Const):
+            fn, rest = (e.fn, int(linear[1].value)) if k > 0 else (_SWAPPED[e.fn], -int(linear[1].value))
             if fn in ("ge", "gt"):  # row - stream >= -rest
                 return "ahead", rest - (fn == "gt")
             return "behind", -rest - (fn == "lt")
     return "", 0
 
 
-def _difference(found: tuple[tuple[Expr, ...], Expr]) -> int:
+def _difference(linear: tuple[tuple[Expr, ...], Expr]) -> int:
     """k when the expression is k * (row - stream) + rest, else 0."""
-    (r, s), _ = found
+    (r, s), _ = linear
     if isinstance(r, Const) and isinstance(s, Const) and int(r.value) == -int(s.value):
         return int(r.value)
     return 0

@@ -102,12 +102,12 @@ def _referred(p: StreamProgram, base: Base, conditions: Sequence[Expr], sums: Se
 
 def _linear(p: StreamProgram, sums: Sequence[Sum]) -> list[tuple[Sum, Expr]]:
     """Reductions that are one of `sums` times something: what the source calls the sum."""
-    found: list[tuple[Sum, Expr]] = []
+    pairs: list[tuple[Sum, Expr]] = []
     for name, e in p.finalize.items():
         mine = [s for s in sums if s.state in variables(e)]
         if len(mine) == 1 and not mine[0].payload and scaling(p, [mine[0].name], [name]) == 1:
-            found.append((mine[0], e))
-    return found
+            pairs.append((mine[0], e))
+    return pairs
 
 
 def _moved(s: Sum, base: Base, own: Base, conditions: Sequence[Expr]) -> Sum:

@@ -47,22 +47,22 @@ class Unsaid:
 Part = Mask | Bias | Unsaid
 
 
-def parts_of(found: Recognised, traced: Callable[[Expr], Expr]) -> list[Part]:
+def parts_of(region: Recognised, traced: Callable[[Expr], Expr]) -> list[Part]:
     """The masks of a region, then its biases. `traced`: an expression in terms of the tensors that the program was given."""
     try:
         with work():
-            return _parts_of(found, traced)
+            return _parts_of(region, traced)
     except TooManyCases:
-        nodes = {x for r in found.cascade for x in walk(r.body)}
+        nodes = {x for r in region.cascade for x in walk(r.body)}
         hides = any(isinstance(x, Const) and is_float(x.dtype) and x.value <= FILL for x in nodes)
         return [Unsaid(sum(isinstance(x, Call) for x in nodes), hides)]
 
 
-def _parts_of(found: Recognised, traced: Callable[[Expr], Expr]) -> list[Part]:
-    values = {x.tensor for r in found.cascade for x in loads_of(r.body) if variables(x) & set(found.columns)}
-    walker = _Walker(found, traced, frozenset(values))
+def _parts_of(region: Recognised, traced: Callable[[Expr], Expr]) -> list[Part]:
+    values = {x.tensor for r in region.cascade for x in loads_of(r.body) if variables(x) & set(region.columns)}
+    walker = _Walker(region, traced, frozenset(values))
     sums: list[dict[Expr, None]] = []
-    for r in found.cascade:
+    for r in region.cascade:
         walker.factors = {}
         walker.weighed = set()
         if r.op == "sum":
@@ -72,7 +72,7 @@ def _parts_of(found: Recognised, traced: Callable[[Expr], Expr]) -> list[Part]:
             walker.score(r.body)
     masks = [Mask(keep, fill) for keep, fill in walker.masks.items()]
     for keep in {k: None for s in sums for k in s if k not in walker.masks}:
-        masks.append(Mask(keep, late=found.softmax_like and not all(keep in s for s in sums)))
+        masks.append(Mask(keep, late=region.softmax_like and not all(keep in s for s in sums)))
     return [*dict.fromkeys(masks), *dict.fromkeys(walker.biases)]
 
 
@@ -94,7 +94,7 @@ class _Walker:
     """Goes through the bodies of a cascade and collects what it meets. `factors`: the masks that multiply the weights of the body
     at hand."""
 
-    found: Recognised
+    region: Recognised
     traced: Callable[[Expr], Expr]
     values: frozenset[str]
     masks: dict[Expr, float | None] = field(default_factory=dict[Expr, "float | None"])
@@ -105,8 +105,8 @@ class _Walker:
     weighed: set[Expr] = field(default_factory=set[Expr])  # of the body at hand
 
     def __post_init__(self) -> None:
-        self.scores = {a.name for a in self.found.scores}
-        self.states = {r.name for r in self.found.cascade}
+        self.scores = {a.name for a in self.region.scores}
+        self.states = {r.name for r in self.region.cascade}
 
     def _made(self, e: Expr) -> bool:
         """Whether scores are in `e`."""
@@ -142,7 +142,7 @@ class _Walker:
                 for x in u.args:
                     if self._made(x):
                         self.score(x)
-                    elif u.fn == "mul" and self._given(x) and not self.found.softmax_like:
+                    elif u.fn == "mul" and self._given(x) and not self.region.softmax_like:
                         self._factor(x)
             case _:
                 pass
@@ -180,7 +180,7 @@ class _Walker:
                 self._biases(b, hides, factor, seen)
             case Call(fn="cast", args=(a,)) if is_float(a.dtype):
                 self._biases(a, hides, factor, seen)
-            case _ if self.found.stream in variables(e):
+            case _ if self.region.stream in variables(e):
                 self.biases.append(Bias(e, factor))
             case _:
                 pass
@@ -218,12 +218,12 @@ class _Walker:
                 pass
 
     def _factor(self, e: Expr) -> None:
-        if any(x.tensor in self.values for x in loads_of(e)) or variables(e) & set(self.found.columns):
+        if any(x.tensor in self.values for x in loads_of(e)) or variables(e) & set(self.region.columns):
             return
         e = self.traced(e)
         self._multiplied(keeps(e, _is_zero))
         # Without columns it may be the values themselves that are read along the stream.
-        if self.found.columns or self.found.row in variables(e):
+        if self.region.columns or self.region.row in variables(e):
             self._biases(e, _is_zero, True, set())
 
     # ---------------------------------------------------------------- both
@@ -267,8 +267,8 @@ def _keeps(e: Expr, hides: Callable[[Const], bool]) -> Expr:
         case Call(fn="mul", args=(a, b)) if hides is _is_zero:
             return call("and", keeps(a, hides), keeps(b, hides))
         case Call() | Load():
-            found = by_cases(e, lambda x: keeps(x, hides) if isinstance(x, Const) else YES, _masks_in(e, hides))
-            return YES if found is None else found
+            kept = by_cases(e, lambda x: keeps(x, hides) if isinstance(x, Const) else YES, _masks_in(e, hides))
+            return YES if kept is None else kept
         case _:
             return YES
 
@@ -289,21 +289,21 @@ def _constant(e: Expr, hides: Callable[[Const], bool]) -> bool:
             met.add(x)
         return YES
 
-    found = by_cases(e, note, _masks_in(e, hides))
-    return found is not None and len(met) <= 1 and all(isinstance(x, Const) for x in met)
+    value = by_cases(e, note, _masks_in(e, hides))
+    return value is not None and len(met) <= 1 and all(isinstance(x, Const) for x in met)
 
 
 def _fill_of(e: Expr) -> float | None:
     """The finite number that `e` adds where it hides, when there is one."""
-    found: set[float] = set()
+    fills: set[float] = set()
 
     def note(x: Expr) -> Expr:
         if isinstance(x, Const) and _hides(x):
-            found.add(float(x.value))
+            fills.add(float(x.value))
         return YES
 
     by_cases(e, note, _masks_in(e, _hides))
-    return found.pop() if len(found) == 1 and -float("inf") not in found else None
+    return fills.pop() if len(fills) == 1 and -float("inf") not in fills else None
 
 
 __all__ = ["Bias", "Mask", "Part", "Unsaid", "has_mask", "keep_of", "parts_of"]

@@ -42,11 +42,11 @@ class Origins:
             return e
         puller = Puller(_cut, dict(self.extents))
         try:
-            found = fold_comparisons(puller.pull(node, e.index), puller.extents)
+            element = fold_comparisons(puller.pull(node, e.index), puller.extents)
         except Refused:
             return e
         self.met.update(puller.loads)
-        return found
+        return element
 
     def name(self, tensor: str) -> str:
         """What people call a tensor: an input by its name, anything else by the op that makes it and what it is made of."""
@@ -62,7 +62,7 @@ class Origins:
 
     def _made_of(self, node: Node) -> list[str]:
         """The inputs that `node` is computed from, the first few of them."""
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         seen: set[Node] = set()
         queue = [node]
         while queue:
@@ -72,11 +72,11 @@ class Origins:
             seen.add(n)
             before = [*n.inputs, *self.sources.get(n, ())]
             if not before and n.op == "input":
-                found[n.name] = None
-            if len(found) > SHOWN or len(seen) > LOOKED_AT:
-                return [*[*found][:SHOWN], "…"]
+                names[n.name] = None
+            if len(names) > SHOWN or len(seen) > LOOKED_AT:
+                return [*[*names][:SHOWN], "…"]
             queue += before
-        return [*found] or ["positions"]
+        return [*names] or ["positions"]
 
 
 def _cut(node: Node, at: At) -> bool:

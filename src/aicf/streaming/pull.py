@@ -41,14 +41,14 @@ class Puller:
     def pull(self, node: Node, at: At) -> Expr:
         """The element of `node` at `at`."""
         key = (node, at)
-        found = self._memo.get(key)
-        if found is None:
+        element = self._memo.get(key)
+        if element is None:
             if len(self._memo) >= LIMIT or self._depth >= DEPTH:
                 raise Refused("what lies between the scores and the values is too large a computation for one tile", guilty=node)
             self._depth += 1
-            found = self._memo[key] = self._pull(node, at)
+            element = self._memo[key] = self._pull(node, at)
             self._depth -= 1
-        return found
+        return element
 
     def _pull(self, node: Node, at: At) -> Expr:
         meaning = OPS[node.op].meaning

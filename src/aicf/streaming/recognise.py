@@ -136,7 +136,7 @@ def recognise(
     nodes plus the sizes of the regions.
     """
     context = _Context(_live(nodes, outputs, settings or Settings()), outputs, settings or Settings())
-    found: list[Recognised | Refusal] = []
+    results: list[Recognised | Refusal] = []
     taken: set[Node] = set()
     for node in context.nodes:
         if node in taken:
@@ -162,21 +162,21 @@ def recognise(
             best = refused(node, _no_products(made_of, context.settings.unknown), guilty)
         if best is None:
             continue
-        found.append(best)
+        results.append(best)
         if isinstance(best, Recognised):
             taken.update(best.inside)
             taken.update(e.node for e in best.outputs)
     alone = _reductions(context, taken)
-    found = _needed(_settled([*found, *alone]), context.outputs)
+    results = _needed(_settled([*results, *alone]), context.outputs)
     # What reduces scores alone and cannot be taken is left as it is: nothing is lost that anybody counts on.
-    found = [f for f in found if isinstance(f, Recognised) or f.node not in {r.value for r in alone}]
-    taken = {n for f in found if isinstance(f, Recognised) for n in (*f.inside, *(e.node for e in f.outputs))}
-    return [f for f in found if isinstance(f, Recognised) or f.node not in taken]
+    results = [f for f in results if isinstance(f, Recognised) or f.node not in {r.value for r in alone}]
+    taken = {n for f in results if isinstance(f, Recognised) for n in (*f.inside, *(e.node for e in f.outputs))}
+    return [f for f in results if isinstance(f, Recognised) or f.node not in taken]
 
 
 def _reductions(context: _Context, taken: set[Node]) -> list[Recognised]:
     """Regions without values: reductions over an axis of scores that no other region computes."""
-    found: list[Recognised] = []
+    regions: list[Recognised] = []
     taken = set(taken)
     for node in context.nodes:
         if node in taken:
@@ -184,26 +184,26 @@ def _reductions(context: _Context, taken: set[Node]) -> list[Recognised]:
         for c in reduction_candidates(node):
             result = _attempt(context, c)
             if isinstance(result, Recognised):
-                found.append(result)
+                regions.append(result)
                 taken.update(result.inside)
                 taken.update(e.node for e in result.outputs)
-    return found
+    return regions
 
 
-def _settled(found: list[Recognised | Refusal]) -> list[Recognised | Refusal]:
+def _settled(results: list[Recognised | Refusal]) -> list[Recognised | Refusal]:
     """Scores that two regions read are computed in each of them, and written by none: a softmax over the keys and one over the
     queries. What leaves a region to anywhere else must be written, and the region is refused."""
     while True:
-        inside = {n for f in found if isinstance(f, Recognised) for n in f.inside}
-        left = [_first_leak(f, inside) if isinstance(f, Recognised) else None for f in found]
+        inside = {n for f in results if isinstance(f, Recognised) for n in f.inside}
+        left = [_first_leak(f, inside) if isinstance(f, Recognised) else None for f in results]
         if not any(left):
-            return found
-        found = [f if leak is None else _without_leak(f, leak) for f, leak in zip(found, left, strict=True)]
+            return results
+        results = [f if leak is None else _without_leak(f, leak) for f, leak in zip(results, left, strict=True)]
 
 
-def _needed(found: list[Recognised | Refusal], outputs: Collection[Node]) -> list[Recognised | Refusal]:
+def _needed(results: list[Recognised | Refusal], outputs: Collection[Node]) -> list[Recognised | Refusal]:
     """Without the regions of which nothing is read: all that they are for is computed in the tiles of others."""
-    maker = {e.node: f for f in found if isinstance(f, Recognised) for e in f.outputs}
+    maker = {e.node: f for f in results if isinstance(f, Recognised) for e in f.outputs}
     needed: set[Node] = set()
     stack = [*outputs]
     while stack:
@@ -212,27 +212,27 @@ def _needed(found: list[Recognised | Refusal], outputs: Collection[Node]) -> lis
             needed.add(node)
             made = maker.get(node)
             stack += node.inputs if made is None else made.loads.values()
-    return [f for f in found if isinstance(f, Refusal) or any(e.node in needed for e in f.outputs)]
+    return [f for f in results if isinstance(f, Refusal) or any(e.node in needed for e in f.outputs)]
 
 
-def _without_leak(found: Recognised | Refusal, leak: Refusal) -> Recognised | Refusal:
+def _without_leak(region: Recognised | Refusal, leak: Refusal) -> Recognised | Refusal:
     """What is left of a region of which something must be written: the same with fewer products, or the refusal."""
-    smaller = with_less(found, leak.reason) if isinstance(found, Recognised) else None
+    smaller = with_less(region, leak.reason) if isinstance(region, Recognised) else None
     return smaller or leak
 
 
-def with_less(found: Recognised, why: str) -> Recognised | None:
+def with_less(region: Recognised, why: str) -> Recognised | None:
     """The region with less computed in its tiles, if there is one; `why`: why the rest is stored."""
-    return None if found.smaller is None else _explained(found.smaller, why)
+    return None if region.smaller is None else _explained(region.smaller, why)
 
 
-def _explained(found: Recognised, why: str) -> Recognised:
-    """`found` with the reason why what it stores could not be computed in its tiles."""
-    return replace(found, stored=tuple(s if s.reason else replace(s, reason=why) for s in found.stored))
+def _explained(region: Recognised, why: str) -> Recognised:
+    """`region` with the reason why what it stores could not be computed in its tiles."""
+    return replace(region, stored=tuple(s if s.reason else replace(s, reason=why) for s in region.stored))
 
 
-def _first_leak(found: Recognised, inside: Collection[Node]) -> Refusal | None:
-    return next((why for user, why in found.leaks if user not in inside), None)
+def _first_leak(region: Recognised, inside: Collection[Node]) -> Refusal | None:
+    return next((why for user, why in region.leaks if user not in inside), None)
 
 
 def _live(nodes: list[Node], outputs: Collection[Node] | None, settings: Settings) -> list[Node]:
@@ -692,7 +692,7 @@ def _further_outputs(
 ) -> list[PulledOutput] | Refusal:
     """Further tensors that leave the region, pulled; or the refusal when rows x keys would have to leave. What is not followed
     and reads rows x keys goes to `leaks`: it may be another region's."""
-    found: list[PulledOutput] = []
+    outputs: list[PulledOutput] = []
     made: set[Var] = set()  # columns of products beside the region's own: whatever is made of one is indexed by them too
     done: set[Node] = {target}
     visits = policy.puller.visits
@@ -707,7 +707,7 @@ def _further_outputs(
         inside.update(fresh)
         if not work:
             # What only the region itself goes on with need not leave it.
-            return [f for f in found if f[0] in context.outputs or not inside.issuperset(context.users.get(f[0], []))]
+            return [f for f in outputs if f[0] in context.outputs or not inside.issuperset(context.users.get(f[0], []))]
         node = work.pop(0)
         if node in done:
             continue
@@ -725,7 +725,7 @@ def _further_outputs(
                 at = _plain(where, node)
                 if at is None:
                     return refused(c.node, f"{node.name} is used outside and is not indexed by the region's rows", node)
-                found.append((node, at, policy.puller.pull(node, where), _among(made, at)))
+                outputs.append((node, at, policy.puller.pull(node, where), _among(made, at)))
                 continue
         for user in outside:
             grown = _through(policy, node, where, user, c)
@@ -750,7 +750,7 @@ def _further_outputs(
                 plain = _plain(at, user)
                 if plain is None:
                     return refused(c.node, f"{user.name} is not indexed by the region's rows", user)
-                found.append((user, plain, element, _among(made, plain)))
+                outputs.append((user, plain, element, _among(made, plain)))
 
 
 def _among(columns: set[Var], at: At) -> tuple[Var, ...]:
@@ -896,7 +896,7 @@ def _places(policy: _Pull, x: Extraction, put: Callable[[Expr], Expr]) -> Places
 
 def _stored(policy: _Pull, loads: list[Load], row: Var, stream: Var, extents: Mapping[Var, Expr]) -> tuple[Stored, ...]:
     """Of the tensors that are read for each row and stream position, those that the graph computes."""
-    found: dict[Node, Stored] = {}
+    stored: dict[Node, Stored] = {}
     context = policy.context
     for x in loads:
         node = source = policy.puller.loads[x.tensor]
@@ -906,8 +906,8 @@ def _stored(policy: _Pull, loads: list[Load], row: Var, stream: Var, extents: Ma
         given = (source.op == "input" and unknown is None) or source.op == "constant"
         if not given and of_pairs(node, x.index, frozenset((row,)), stream, extents):
             why = policy.stored.get(node, "it is computed in float64" if source in context.pure else "")
-            found[node] = Stored(node, unknown or why)
-    return tuple(found.values())
+            stored[node] = Stored(node, unknown or why)
+    return tuple(stored.values())
 
 
 def _var(e: Expr) -> Var:

@@ -193,8 +193,8 @@ def _around_extremum(c: Context, part: Expr, terms: list[Term]) -> list[Term]:
     `exp(s - lse)` with `lse = m + log(l)` is not `exp(s - m) / l` where m is so large that log(l) is rounded away (a row that is
     masked everywhere with the smallest number): the sum is rounded here as the source rounds it.
     """
-    found = [t.powers[0][0] for t in terms if t.plain and t.coef == 1 and len(t.powers) == 1 and t.powers[0][1] == 1]
-    bases = [b for b in found if b in c.bases and is_float(b.dtype)]
+    extrema = [t.powers[0][0] for t in terms if t.plain and t.coef == 1 and len(t.powers) == 1 and t.powers[0][1] == 1]
+    bases = [b for b in extrema if b in c.bases and is_float(b.dtype)]
     if c.has_streamed(part) or len(terms) < 2 or len(bases) != 1:
         return terms
     return [Term(powers=((bases[0], 1),)), Term(powers=((_away(canon(c, part), bases[0]), 1),))]
@@ -440,10 +440,10 @@ def canon(c: Context, e: Expr) -> Expr:
     """An expression that doesn't depend on the stream in terms of states, simplified: what cancels is gone."""
     if not c.has_row(e):
         return e
-    found = c.canonical.get(e)
-    if found is None:
-        found = c.canonical[e] = _canon(c, e)
-    return found
+    form = c.canonical.get(e)
+    if form is None:
+        form = c.canonical[e] = _canon(c, e)
+    return form
 
 
 def _canon(c: Context, e: Expr) -> Expr:

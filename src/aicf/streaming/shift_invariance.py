@@ -86,8 +86,8 @@ def _is_free(p: StreamProgram, name: str, outputs: Collection[Expr]) -> bool:
         drift = call("neg", _of_sum(p, s.shift.partner)) if s.shift is not None and centred else ZERO
         moving[s.name] = Motion(power, drift)
     low = {b.name: MONOIDS[b.op].unit for b in p.bases}
-    found = [_Motions(lambda v: moving.get(v.name, STILL), {name: low[name]}).of(e) for e in outputs]
-    return bool(found) and all(m is not None and m.still for m in found)
+    motions = [_Motions(lambda v: moving.get(v.name, STILL), {name: low[name]}).of(e) for e in outputs]
+    return bool(motions) and all(m is not None and m.still for m in motions)
 
 
 def _of_sum(p: StreamProgram, name: str) -> Expr:
@@ -99,10 +99,10 @@ def scaling(p: StreamProgram, sums: Collection[str], names: Collection[str]) -> 
     neither."""
     moving = Motion(power=ONE)
     motions = _Motions(lambda v: moving if v.name in sums else STILL, {})
-    found = [motions.of(e) for e in results(p, names)]
+    moved = [motions.of(e) for e in results(p, names)]
     for k, wanted in ((0, {}), (1, _poly(ONE))):
-        known = [m for m in found if m is not None and m.scales and (m.anything or _close(_poly(m.power), wanted))]
-        if len(known) == len(found) and not all(m.anything for m in known):
+        known = [m for m in moved if m is not None and m.scales and (m.anything or _close(_poly(m.power), wanted))]
+        if len(known) == len(moved) and not all(m.anything for m in known):
             return k
     return None
 

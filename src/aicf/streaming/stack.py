@@ -16,36 +16,36 @@ from aicf.streaming.cascade import ScoreContraction
 from aicf.streaming.recognise import Recognised
 
 
-def stacked(found: Recognised) -> Recognised:
+def stacked(region: Recognised) -> Recognised:
     """The region with a group's heads as rows, when its row axis has one element and a batch axis reaches the streamed side only
     as a quotient; the region itself otherwise."""
-    if not _is_one(found.extents[found.row]):
-        return found
-    for head in found.batch:
-        group = _group(found, head)
-        count = found.extents[head]
+    if not _is_one(region.extents[region.row]):
+        return region
+    for head in region.batch:
+        group = _group(region, head)
+        count = region.extents[head]
         if group is None or not isinstance(count, Const) or int(count.value) % group:
             continue
-        return _with_rows(found, head, group)
-    return found
+        return _with_rows(region, head, group)
+    return region
 
 
 def _is_one(e: Expr) -> bool:
     return isinstance(e, Const) and e.value == 1
 
 
-def _streamed_loads(found: Recognised) -> Iterable[Load]:
+def _streamed_loads(region: Recognised) -> Iterable[Load]:
     """Elements that are read once per streamed position: what stacking is meant to share."""
-    for e in (*(a.key for a in found.scores), *(r.body for r in found.cascade)):
+    for e in (*(a.key for a in region.scores), *(r.body for r in region.cascade)):
         for x in walk(e):
-            if isinstance(x, Load) and any(found.stream in variables(i) for i in x.index):
+            if isinstance(x, Load) and any(region.stream in variables(i) for i in x.index):
                 yield x
 
 
-def _group(found: Recognised, head: Var) -> int | None:
+def _group(region: Recognised, head: Var) -> int | None:
     """The divisor g such that `head` occurs on the streamed side as `head // g` only; None when there is none."""
     sizes: set[int] = set()
-    for x in _streamed_loads(found):
+    for x in _streamed_loads(region):
         for i in x.index:
             rest = i
             for q in walk(i):
@@ -57,11 +57,11 @@ def _group(found: Recognised, head: Var) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _with_rows(found: Recognised, head: Var, group: int) -> Recognised:
-    row = found.row
-    count = found.extents[head]
+def _with_rows(region: Recognised, head: Var, group: int) -> Recognised:
+    row = region.row
+    count = region.extents[head]
     assert isinstance(count, Const)
-    new = {**found.extents, head: integer_const(int(count.value) // group), row: integer_const(group)}
+    new = {**region.extents, head: integer_const(int(count.value) // group), row: integer_const(group)}
     # The old row variable is 0 everywhere; its name goes to the position within the group.
     old_head = index(f"{head.name}.all")
     first: dict[Expr, Expr] = {row: integer_const(0), head: old_head}
@@ -72,9 +72,9 @@ def _with_rows(found: Recognised, head: Var, group: int) -> Recognised:
             return substitute(substitute(e, first), second)
 
     return replace(
-        found,
-        scores=tuple(ScoreContraction(a.name, a.over, a.width, put(a.row), put(a.key)) for a in found.scores),
-        cascade=tuple(replace(r, body=put(r.body)) for r in found.cascade),
-        outputs=tuple(replace(e, at=tuple(put(i) for i in e.at), expr=put(e.expr)) for e in found.outputs),
+        region,
+        scores=tuple(ScoreContraction(a.name, a.over, a.width, put(a.row), put(a.key)) for a in region.scores),
+        cascade=tuple(replace(r, body=put(r.body)) for r in region.cascade),
+        outputs=tuple(replace(e, at=tuple(put(i) for i in e.at), expr=put(e.expr)) for e in region.outputs),
         extents=new,
     )

@@ -49,11 +49,11 @@ def key(t: Term) -> tuple[object, ...]:
 
 def merge(terms: Iterable[Term]) -> list[Term]:
     """Terms of equal key added up; those that cancel are dropped. Keeps the order of first appearance."""
-    found: dict[tuple[object, ...], Term] = {}
+    merged: dict[tuple[object, ...], Term] = {}
     for t in terms:
         k = key(t)
-        found[k] = replace(found[k], coef=found[k].coef + t.coef) if k in found else t
-    return [t for t in found.values() if t.coef != 0]
+        merged[k] = replace(merged[k], coef=merged[k].coef + t.coef) if k in merged else t
+    return [t for t in merged.values() if t.coef != 0]
 
 
 def _union(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> tuple[Expr, ...]:

@@ -131,8 +131,8 @@ class Box:
         if key not in self.summaries:
             outer = tuple(sorted(variables(e) & self.batch, key=lambda v: v.name))
             self.summaries[key] = TileSummary(f"{op}{len(self.summaries)}", op, axes, outer, e)
-        found = self.summaries[key]
-        return load(found.param, (*found.outer, *(self.number[v] for v in axes)), e.dtype)
+        summary = self.summaries[key]
+        return load(summary.param, (*summary.outer, *(self.number[v] for v in axes)), e.dtype)
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,9 @@ def _interval(box: Box, e: Expr) -> Interval | None:
     if not box.axes(e):
         return (e, e) if not _opaque(e) else None
     if e.dtype == "i64":
-        found = _affine(box, e)
-        if found is not None:
-            return found
+        linear = _affine(box, e)
+        if linear is not None:
+            return linear
     match e:
         case Call(fn="cast", args=(a,)):
             return _converted(box, e, a)
@@ -288,11 +288,11 @@ def _fitting(e: Call, bounds: Interval, operands: Sequence[Interval]) -> Interva
 
 def _affine(box: Box, e: Expr) -> Interval | None:
     axes = tuple(box.low)
-    found = affine(e, axes)
-    if found is None or reads(e) or any(isinstance(x, Const) and abs(x.value) >= 2**30 for x in walk(e)):
+    linear = affine(e, axes)
+    if linear is None or reads(e) or any(isinstance(x, Const) and abs(x.value) >= 2**30 for x in walk(e)):
         return None
-    low = high = found[1]
-    for axis, coefficient in zip(axes, found[0], strict=True):
+    low = high = linear[1]
+    for axis, coefficient in zip(axes, linear[0], strict=True):
         if not isinstance(coefficient, Const):
             return None
         ends = (box.low[axis], box.high[axis]) if coefficient.value >= 0 else (box.high[axis], box.low[axis])
@@ -316,10 +316,10 @@ def may(box: Box, c: Expr) -> Expr:
 
 def _truth(box: Box, c: Expr, value: bool) -> Expr:
     """An expression that implies: `c` is `value` everywhere."""
-    found = box.truths.get((c, value))
-    if found is None:
-        found = box.truths[c, value] = _proof(box, c, value)
-    return found
+    proof = box.truths.get((c, value))
+    if proof is None:
+        proof = box.truths[c, value] = _proof(box, c, value)
+    return proof
 
 
 def _proof(box: Box, c: Expr, value: bool) -> Expr:
@@ -349,10 +349,10 @@ def _proof(box: Box, c: Expr, value: bool) -> Expr:
             return _truth(box, call("ne", a, const(0, a.dtype)), value)
         case _:
             number = cast(c, "i32")
-            found = _summary(box, number) if c.dtype == "bool" else None
-            if found is None:
+            summary = _summary(box, number) if c.dtype == "bool" else None
+            if summary is None:
                 return _looked_at(box, c, value)
-            return call("ne", found[0], const(0, "i32")) if value else call("eq", found[1], const(0, "i32"))
+            return call("ne", summary[0], const(0, "i32")) if value else call("eq", summary[1], const(0, "i32"))
 
 
 def _from_the_cut(box: Box, c: Expr) -> Expr:
@@ -363,10 +363,10 @@ def _from_the_cut(box: Box, c: Expr) -> Expr:
 
 def _looked_at(box: Box, c: Expr, value: bool) -> Expr:
     """What the tile of a dense mask says itself."""
-    found = box.dense("min" if value else "max", c) if c.dtype == "bool" else None
-    if found is None:
+    dense = box.dense("min" if value else "max", c) if c.dtype == "bool" else None
+    if dense is None:
         return NO
-    return call("ne" if value else "eq", found, const(0, "i32"))
+    return call("ne" if value else "eq", dense, const(0, "i32"))
 
 
 def _compared(box: Box, c: Call, a: Expr, b: Expr, value: bool) -> Expr:
@@ -425,22 +425,22 @@ def _proved(box: Box, question: str, u: Expr, fills: Fills, proof: Proof) -> Exp
     if known is None:
         own = Fills()
         known = box.proofs[question, u] = (proof(box, u, own), own.largest)
-    found, largest = known
+    answer, largest = known
     if largest is not None:
         fills.add(largest)
-    return found
+    return answer
 
 
 def _by_switch(box: Box, u: Expr, fills: Fills) -> Expr:
-    found = _masked(box, u, fills)
+    masked = _masked(box, u, fills)
     for c in _switches(box, u):
         for value in (False, True):
             filled = _fill_value(box, substitute(u, {c: const(value, "bool")}))
             if filled is not None:
                 if filled > NEG_INF:
                     fills.add(filled)
-                found = call("or", found, _truth(box, c, value))
-    return found
+                masked = call("or", masked, _truth(box, c, value))
+    return masked
 
 
 def _switches(box: Box, u: Expr) -> list[Expr]:
@@ -449,8 +449,8 @@ def _switches(box: Box, u: Expr) -> list[Expr]:
     nodes = [x for x in unknown(u, ()) if isinstance(x, Call)]
     here = [x.args[0] for x in nodes if x.fn == "cast" and x.args[0].dtype == "bool"]
     here += [x.args[0] for x in nodes if x.fn == "where" and all(isinstance(a, Const) for a in x.args[1:])]
-    found = [c for c in dict.fromkeys(here) if box.axes(c)]
-    return found[: max(1, TRIED // max(1, len(nodes)))]
+    switches = [c for c in dict.fromkeys(here) if box.axes(c)]
+    return switches[: max(1, TRIED // max(1, len(nodes)))]
 
 
 def _fill_value(box: Box, e: Expr) -> float | None:
@@ -511,29 +511,29 @@ def _either(box: Box, c: Expr, yes: Expr, no: Expr) -> Expr:
 def _absorbing(box: Box, u: Expr, fills: Fills) -> Expr:
     """`masked`, for an operand that something finite is added to: only fills that absorb it."""
     own = Fills()
-    found = _masked(box, u, own)
+    masked = _masked(box, u, own)
     if own.largest is not None:
         if own.largest > ABSORBS:
             return _infinite(box, u)
         fills.add(own.largest / 2)
-    return found
+    return masked
 
 
 def _scaled(box: Box, u: Expr, factor: float, fills: Fills) -> Expr:
     """`masked`, for `u` times a positive number: its fills are scaled too (and rounded, to a half at worst)."""
     own = Fills()
-    found = _masked(box, u, own)
+    masked = _masked(box, u, own)
     if own.largest is not None:
         if own.largest * factor > FILL:
             return _infinite(box, u)
         fills.add(own.largest * factor * (1 - 2.0**-7))
-    return found
+    return masked
 
 
 def _infinite(box: Box, u: Expr) -> Expr:
     own = Fills()
-    found = _masked(box, u, own)
-    return found if own.largest is None else NO
+    masked = _masked(box, u, own)
+    return masked if own.largest is None else NO
 
 
 def _may_be_infinite(box: Box, u: Expr) -> bool:
@@ -706,11 +706,11 @@ def _finite(box: Box, factor: Expr) -> bool:
 
 def conditions(e: Expr, positions: frozenset[Var]) -> list[Expr]:
     """The conditions of selections in `e` that depend on positions or on loaded masks, outermost first."""
-    found: dict[Expr, None] = {}
+    parts: dict[Expr, None] = {}
     for x in walk(e):
         if isinstance(x, Call) and x.fn == "where" and variables(x.args[0]) & positions:
-            found.setdefault(x.args[0])
-    return [*found][::-1]
+            parts.setdefault(x.args[0])
+    return [*parts][::-1]
 
 
 # ------------------------------------------------------------------------------------------------ loop bounds
@@ -722,10 +722,10 @@ def stream_bounds(empty: Expr, origin: Var, step: int) -> tuple[list[Expr], list
     lower: list[Expr] = []
     upper: list[Expr] = []
     for part in _disjuncts(empty):
-        found = _edge(part, origin)
-        if found is None:
+        bound = _edge(part, origin)
+        if bound is None:
             continue
-        edge, rising, strict = found
+        edge, rising, strict = bound
         if rising:  # empty from some origin on
             upper.append(call("add", edge, integer_const(1)) if strict else edge)
         else:  # empty up to some origin: the first origin that is not
@@ -756,10 +756,10 @@ def _end_here(empty: Expr, cut: Var, seen: dict[Expr, Expr | None]) -> Expr | No
         return known[0] if len(known) == 1 else call("max" if empty.fn == "and" else "min", *known)
     if cut not in variables(empty):
         return None if isinstance(empty, Const) and not empty.value else call("where", empty, integer_const(0), index("M"))
-    found = _edge(empty, cut)
-    if found is None:
+    end = _edge(empty, cut)
+    if end is None:
         return None
-    edge, rising, strict = found
+    edge, rising, strict = end
     if not rising:
         return None
     return call("add", edge, integer_const(1)) if strict else edge
@@ -771,10 +771,10 @@ def _edge(c: Expr, v: Var) -> tuple[Expr, bool, bool] | None:
     if not (isinstance(c, Call) and c.fn in ("lt", "le", "gt", "ge") and c.args[0].dtype == "i64"):
         return None
     difference = call("sub", *c.args)
-    found = affine(difference, (v,))
-    if found is None or any(isinstance(x, Load) and v in variables(x) for x in walk(difference)):
+    linear = affine(difference, (v,))
+    if linear is None or any(isinstance(x, Load) and v in variables(x) for x in walk(difference)):
         return None
-    (k,), rest = found
+    (k,), rest = linear
     if not isinstance(k, Const) or abs(int(k.value)) != 1:
         return None
     # difference = k*v + rest, and it is < 0, <= 0, > 0 or >= 0.
@@ -784,7 +784,7 @@ def _edge(c: Expr, v: Var) -> tuple[Expr, bool, bool] | None:
 
 def _disjuncts(e: Expr) -> list[Expr]:
     """The parts of a disjunction, each once."""
-    found: dict[Expr, None] = {}
+    parts: dict[Expr, None] = {}
     seen: set[Expr] = set()
     stack = [e]
     while stack:
@@ -794,8 +794,8 @@ def _disjuncts(e: Expr) -> list[Expr]:
             if isinstance(x, Call) and x.fn == "or" and x.dtype == "bool":
                 stack += reversed(x.args)
             else:
-                found[x] = None
-    return [*found]
+                parts[x] = None
+    return [*parts]
 
 
 def tile_box(

@@ -143,11 +143,11 @@ class _Verifier:
             self.problem(where, "it is not its weight times its value")
         if variables(s.weight) & self.payload:
             self.problem(where, f"its weight {show(s.weight)} depends on a column")
-        found = frozenset(v for v in self.payload if v in variables(s.body))
-        if frozenset(s.payload) != found or len(set(s.payload)) != len(s.payload):
-            kept, held = (", ".join(sorted(v.name for v in vs)) or "none" for vs in (s.payload, found))
+        columns = frozenset(v for v in self.payload if v in variables(s.body))
+        if frozenset(s.payload) != columns or len(set(s.payload)) != len(s.payload):
+            kept, held = (", ".join(sorted(v.name for v in vs)) or "none" for vs in (s.payload, columns))
             self.problem(where, f"it keeps the columns {kept}, and its summands have {held}")
-        if s.value is not None and not found:
+        if s.value is not None and not columns:
             self.problem(where, f"its value {show(s.value)} has no column, so that it is part of the weight")
 
     def shift(self, where: str, s: Sum, centre: Base | None) -> None:

@@ -57,9 +57,9 @@ def detect_attention_pattern(ops: list[Node]) -> list[ExecutionRegion]:
 Sources = Mapping[Node, Collection[Node]]
 
 
-def _module(found: Iterable[Recognised | Refusal], sources: Sources = MappingProxyType({})) -> MCModule:
+def _module(results: Iterable[Recognised | Refusal], sources: Sources = MappingProxyType({})) -> MCModule:
     module = MCModule()
-    for item in found:
+    for item in results:
         if isinstance(item, Refusal):
             module.refusals.append(replace(item, node=None))  # a module holds no graph
             continue
@@ -78,40 +78,41 @@ def _words(seen: Recognised, origins: Origins, parts: list[Part]) -> str:
 
 def region_of(seen: Recognised, name: str, sources: Sources) -> ExecutionRegion:
     """The region that carries what was recognised."""
-    found = stacked(seen)
+    meaning = stacked(seen)
     b = MCIRBuilder()
     region = b.execution_region(name)
-    q, k, v = roles(found)
+    q, k, v = roles(meaning)
     origins = Origins(seen.loads, seen.extents, sources)
     parts = parts_of(seen, origins.traced)
-    pattern = "scaled_dot_product_attention" if found.softmax_like else "score_map_attention"
-    region.attrs["pattern"] = pattern if found.values else "reduction_of_scores"
+    pattern = "scaled_dot_product_attention" if meaning.softmax_like else "score_map_attention"
+    region.attrs["pattern"] = pattern if meaning.values else "reduction_of_scores"
     region.attrs["has_mask"] = has_mask(parts)
     region.attrs["q_name"], region.attrs["k_name"], region.attrs["v_name"] = q, k, v
     operations = [
         "score_matmul",
         *(["mask"] if has_mask(parts) else []),
-        *(["softmax"] if found.softmax_like else ["score_map"]),
+        *(["softmax"] if meaning.softmax_like else ["score_map"]),
     ]
-    reduced = ["value_matmul"] if found.values else [r.op for r in found.cascade]
+    reduced = ["value_matmul"] if meaning.values else [r.op for r in meaning.cascade]
     region.attrs["operations"] = (*operations, *dict.fromkeys(reduced))
-    region.attrs["sizes"] = axis_sizes(found)
-    region.attrs["axes"] = region_axes(found, region.attrs["pattern"])
-    region.notes["source"] = str(found.value.location or "hand-built graph")
+    region.attrs["sizes"] = axis_sizes(meaning)
+    region.attrs["axes"] = region_axes(meaning, region.attrs["pattern"])
+    region.notes["source"] = str(meaning.value.location or "hand-built graph")
     if parts:
         region.notes["mask"] = _words(seen, origins, parts)
     keep = keep_of(parts)
     if keep is not None:
         region.notes["keeps"] = show(keep)
-    scores = (f"{a.name} = sum over {a.over.name} of {show(a.row)} * {show(a.key)}" for a in found.scores)
+    scores = (f"{a.name} = sum over {a.over.name} of {show(a.row)} * {show(a.key)}" for a in meaning.scores)
     region.notes["scores"] = "\n".join(scores)
-    region.notes["cascade"] = "\n".join(f"{r.name} = {r.op} over {found.stream.name} of {show(r.body)}" for r in found.cascade)
-    results = (f"{e.node.name}[{', '.join(map(show, e.at))}] = {show(e.expr)}" for e in found.outputs)
+    cascade = (f"{r.name} = {r.op} over {meaning.stream.name} of {show(r.body)}" for r in meaning.cascade)
+    region.notes["cascade"] = "\n".join(cascade)
+    results = (f"{e.node.name}[{', '.join(map(show, e.at))}] = {show(e.expr)}" for e in meaning.outputs)
     region.notes["results"] = "\n".join(results)
-    names = (*(n for n in dict.fromkeys((q, k, v)) if n in found.loads), *(n for n in found.loads if n not in (q, k, v)))
-    region.inputs = [_value(found.loads[n], n) for n in names]
-    region.outputs = [_value(e.node, e.node.name) for e in found.outputs]
-    region.meaning = found
+    names = (*(n for n in dict.fromkeys((q, k, v)) if n in meaning.loads), *(n for n in meaning.loads if n not in (q, k, v)))
+    region.inputs = [_value(meaning.loads[n], n) for n in names]
+    region.outputs = [_value(e.node, e.node.name) for e in meaning.outputs]
+    region.meaning = meaning
     return region
 
 
@@ -120,28 +121,28 @@ def _value(node: Node, name: str) -> MCValue:
     return MCValue(name=name, shape=shape, dtype=mc_dtype(node.type.dtype))
 
 
-def axis_sizes(found: Recognised) -> dict[str, Expr]:
+def axis_sizes(meaning: Recognised) -> dict[str, Expr]:
     """The size symbols of a region's axes, and what they are in the sizes of the source graph: N rows, M streamed positions, n_b
     for batch variable b. One kernel serves every length, as lengths are symbols also where the source has numbers."""
-    e = found.extents
-    rows = {} if is_one(e[found.row]) else {"N": e[found.row]}  # without a row axis in the graph there is one row
-    return {**rows, "M": e[found.stream], **{f"n_{v.name}": e[v] for v in found.batch}}
+    e = meaning.extents
+    rows = {} if is_one(e[meaning.row]) else {"N": e[meaning.row]}  # without a row axis in the graph there is one row
+    return {**rows, "M": e[meaning.stream], **{f"n_{v.name}": e[v] for v in meaning.batch}}
 
 
-def region_axes(found: Recognised, pattern: str) -> dict[str, RegionAxis]:
+def region_axes(meaning: Recognised, pattern: str) -> dict[str, RegionAxis]:
     """The axes of a region under the names of their extents."""
-    e = found.extents
+    e = meaning.extents
     words = vocabulary(pattern)
-    rows = e[found.row] if is_one(e[found.row]) else index("N")
+    rows = e[meaning.row] if is_one(e[meaning.row]) else index("N")
     made = {
-        words.streamed[1]: RegionAxis(words.streamed[0], AxisRole.STREAM, found.stream, index("M")),
-        words.row[1]: RegionAxis(words.row[0], AxisRole.ROW, found.row, rows),
+        words.streamed[1]: RegionAxis(words.streamed[0], AxisRole.STREAM, meaning.stream, index("M")),
+        words.row[1]: RegionAxis(words.row[0], AxisRole.ROW, meaning.row, rows),
     }
-    for k, v in enumerate(dict.fromkeys(a.over for a in found.scores)):
+    for k, v in enumerate(dict.fromkeys(a.over for a in meaning.scores)):
         made[words.contracted[1] + suffix(k)] = RegionAxis(words.contracted[0] + suffix(k), AxisRole.CONTRACTED, v, e[v])
-    for k, v in enumerate(found.columns):
+    for k, v in enumerate(meaning.columns):
         made[words.column[1] + suffix(k)] = RegionAxis(words.column[0] + suffix(k), AxisRole.COLUMN, v, e[v])
-    for v in found.batch:
+    for v in meaning.batch:
         made[f"batch_{v.name}"] = RegionAxis(f"batch_{v.name}", AxisRole.BATCH, v, index(f"n_{v.name}"))
     return made
 
@@ -151,23 +152,23 @@ def suffix(k: int) -> str:
     return "" if k == 0 else str(k + 1)
 
 
-def roles(found: Recognised) -> tuple[str, str, str]:
+def roles(meaning: Recognised) -> tuple[str, str, str]:
     """The tensors that play Q, K and V: row and key operand of the first score contraction, and what is summed."""
 
     def first(e: Expr) -> str:
         return next((x.tensor for x in walk(e) if isinstance(x, Load)), "")
 
     values = ""
-    for r in found.cascade:
+    for r in meaning.cascade:
         for x in walk(r.body):
-            if isinstance(x, Load) and any(c in variables(i) for i in x.index for c in found.columns):
+            if isinstance(x, Load) and any(c in variables(i) for i in x.index for c in meaning.columns):
                 values = values or x.tensor
-    if not values and found.values:
+    if not values and meaning.values:
         # Values of one column, whose index is no variable: what the last sum reads along the stream alone.
-        streamed = [x for r in found.cascade if r.op == "sum" for x in walk(r.body) if isinstance(x, Load)]
-        alone = [x.tensor for x in streamed if any(found.stream in variables(i) for i in x.index)]
-        values = next((t for t in reversed(alone) if t not in {first(a.key) for a in found.scores}), alone[-1] if alone else "")
-    return first(found.scores[0].row), first(found.scores[0].key), values
+        streamed = [x for r in meaning.cascade if r.op == "sum" for x in walk(r.body) if isinstance(x, Load)]
+        alone = [x.tensor for x in streamed if any(meaning.stream in variables(i) for i in x.index)]
+        values = next((t for t in reversed(alone) if t not in {first(a.key) for a in meaning.scores}), alone[-1] if alone else "")
+    return first(meaning.scores[0].row), first(meaning.scores[0].key), values
 
 
 __all__ = ["AttentionPatternPass", "detect_attention_pattern", "region_of", "roles", "run_attention_pattern_pass"]
