@@ -107,10 +107,10 @@ def emit(kernel: Kernel, *, wide: bool = False, interpreted: bool = False) -> So
 
 def _groups(summaries: Sequence[Summary]) -> list[tuple[Summary, ...]]:
     """Summaries over the same axis and loops, together."""
-    found: dict[tuple[tuple[str, ...], tuple[Loop, ...]], list[Summary]] = {}
+    groups: dict[tuple[tuple[str, ...], tuple[Loop, ...]], list[Summary]] = {}
     for s in summaries:
-        found.setdefault((s.axes, s.outer), []).append(s)
-    return [tuple(group) for group in found.values()]
+        groups.setdefault((s.axes, s.outer), []).append(s)
+    return [tuple(group) for group in groups.values()]
 
 
 def _summary(

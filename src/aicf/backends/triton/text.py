@@ -8,17 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from aicf.backends.triton.helpers import HELPERS, INTERPRETED
 from aicf.scalar import DType
 
 TYPE: dict[DType, str] = {
     "bool": "tl.int1", "u8": "tl.uint8", "i8": "tl.int8", "i16": "tl.int16", "i32": "tl.int32", "i64": "tl.int64",
     "f16": "tl.float16", "bf16": "tl.bfloat16", "f32": "tl.float32", "f64": "tl.float64",
 }  # fmt: skip
-_TAKEN = {
-    *keyword.kwlist, "tl", "triton", "item", "again", "range", "float", "larger", "smaller", "reduce_max", "reduce_min",
-    "floordiv", "mod", "expm1", "log1p", "tanh", "sigmoid", "softplus", "trunc", "round_even", "sign", "power", "whole_power",
-    "as_bf16",
-}  # fmt: skip
+_TAKEN = {*keyword.kwlist, *HELPERS, *INTERPRETED, "tl", "triton", "item", "again", "range", "float"}
 
 
 def safe(name: str) -> str:

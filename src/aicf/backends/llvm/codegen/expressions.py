@@ -87,10 +87,10 @@ class Evaluator:
 
     def value(self, e: Expr) -> Value:
         """The value of `e` here."""
-        found = self.memo.get(e)
-        if found is None:
-            found = self.memo[e] = self._compute(e)
-        return found
+        made = self.memo.get(e)
+        if made is None:
+            made = self.memo[e] = self._compute(e)
+        return made
 
     def i64(self, e: Expr) -> int | str:
         """A scalar i64 operand, folded when `e` is a literal."""
@@ -119,9 +119,9 @@ class Evaluator:
 
     def _call(self, e: Call) -> Value:
         if self.compare is not None and e.fn in _INTEGER_COMPARE and e.args[0].dtype == "i64":
-            found = self.compare(e, self)
-            if found is not None:
-                return found
+            made = self.compare(e, self)
+            if made is not None:
+                return made
         if e.fn in ("add", "sub") and e.dtype == "f32":
             fused = self._fused(e)
             if fused is not None:
@@ -147,10 +147,10 @@ class Evaluator:
     def _fused(self, e: Call) -> Value | None:
         """A sum or difference with a product by a power of two, in one operation: the same number, as the product is exact."""
         for i, part in enumerate(e.args):
-            found = None if part in self.memo else _exact_product(part)
-            if found is None:
+            operands = None if part in self.memo else _exact_product(part)
+            if operands is None:
                 continue
-            x, c = found
+            x, c = operands
             x, other = self.alike(self.convert(self.value(x), "f32"), self.convert(self.value(e.args[1 - i]), "f32"))
             m = self.maths("f32", x.vector)
             if e.fn == "sub":
@@ -305,8 +305,6 @@ class Evaluator:
                 return m.minimum(x[0], x[1])
             case "exp" if e.args[0] in self.at_most_zero:
                 return m.decay(x[0])
-            case "exp" | "exp2" | "log" | "log2" | "sigmoid" | "tanh" | "softplus" | "sign":
-                return getattr(m, e.fn)(x[0])
             case "expm1" | "log1p" | "erf" | "sin" | "cos":
                 return m.library(e.fn, x[0])
             case "sqrt":
@@ -319,10 +317,11 @@ class Evaluator:
                 return m.intrinsic("rint", x[0])
             case "pow":
                 return self._float_power(e, m, x)
-            case "floordiv" | "mod":
-                return getattr(m, e.fn)(x[0], x[1])
-            case _:
-                raise NotImplementedError(f"{e.fn} of {e.dtype} is not in the table of functions")
+            case _:  # what is a few instructions more is a method of its own name
+                made = getattr(m, e.fn, None)
+                if made is None:
+                    raise NotImplementedError(f"LLVM code for {e.fn} of {e.dtype}: add a method {e.fn} to Maths in mathlib.py")
+                return made(*x)
 
     def _float_power(self, e: Call, m: Maths, x: list[str]) -> str:
         """pow, with the exponents that occur in models (2, 3) as products."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from aicf.frontends.torch.fx.symbols import DTYPE_OF, Unreadable
-from aicf.scalar import DType, is_float, is_int
+from aicf.scalar import FUNCTIONS, DType, is_float, is_int
 from aicf.semantic import GraphBuilder, Node, activations
 
 from .context import DROPOUT, MAX_FLOAT, Args, Context, Handler, Number, is_integral
@@ -146,8 +146,13 @@ def _rounding(fn: str) -> Handler:
 
 
 def _float(fn: str) -> Handler:
-    """A row that gives floats."""
-    return lambda c, a: c.b.op(fn, c.operand(a.self, c.floating(a.self)))
+    """A row that gives floats, of one operand or two."""
+
+    def read(c: Context, a: Args) -> Node:
+        operands = [a.self] if FUNCTIONS[fn].arity == 1 else [a.self, a.other]
+        return c.pointwise(fn, *operands, dtype=c.floating(*operands))
+
+    return read
 
 
 def _formula(f: Maths) -> Handler:
