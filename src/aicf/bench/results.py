@@ -45,9 +45,9 @@ def save(path: Path, rows: Iterable[Row], about: dict[str, Any]) -> None:
 
 def merged(rows: Iterable[Row], row: Row) -> list[Row]:
     """`rows` with `row` in the place of the one that measured the same, or at the end."""
-    found = {r.key: r for r in rows}
-    found[row.key] = row
-    return list(found.values())
+    kept = {r.key: r for r in rows}
+    kept[row.key] = row
+    return list(kept.values())
 
 
 def complete(rows: Iterable[Row], key: tuple[object, ...], names: Sequence[str]) -> bool:
@@ -125,8 +125,8 @@ THREADS = Demand("two threads", "one thread", lambda r: True, lambda r: None, 1.
 
 def findings(rows: Sequence[Row]) -> list[Finding]:
     """What the rows say about each demand, in the order of the issue."""
-    found = [_found(d, [(r, d.value(r)) for r in rows if d.of(r)]) for d in DEMANDS]
-    return [*found, _found(THREADS, _speedups(rows))]
+    results = [_found(d, [(r, d.value(r)) for r in rows if d.of(r)]) for d in DEMANDS]
+    return [*results, _found(THREADS, _speedups(rows))]
 
 
 def _speedups(rows: Sequence[Row]) -> list[tuple[Row, float | None]]:

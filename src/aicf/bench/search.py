@@ -84,7 +84,7 @@ class _Notes(torch.fx.Interpreter):
 @torch.no_grad()
 def sites(fn: Callable[..., Any], args: Sequence[Any], threads: int) -> list[Site]:
     """The attentions of `fn(*args)` that can be streamed, in the order in which they run."""
-    found: list[Site] = []
+    noted: list[Site] = []
 
     def note(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         report, rewritten = streamed_module(module, inputs, BackendOptions(Options(fuse="always", threads=threads)))
@@ -96,7 +96,7 @@ def sites(fn: Callable[..., Any], args: Sequence[Any], threads: int) -> list[Sit
             result = notes.run(*values)
             done = [r for r in report.regions if r.status == "streamed"]
             for region, (read, made, sizes) in zip(done, notes.seen, strict=True):
-                found.append(Site(region, read, made, dict(zip(size_names(region), sizes, strict=True))))
+                noted.append(Site(region, read, made, dict(zip(size_names(region), sizes, strict=True))))
             return result
 
         return run
@@ -105,7 +105,7 @@ def sites(fn: Callable[..., Any], args: Sequence[Any], threads: int) -> list[Sit
     with torch_threads(threads):
         torch.compile(fn, backend=note, dynamic=False)(*args)
     torch._dynamo.reset()
-    return found
+    return noted
 
 
 def search(site: Site, budget: float, say: Callable[[str], None] = lambda text: None) -> Outcome:
@@ -142,9 +142,9 @@ def keep(site: Site, outcome: Outcome) -> Path | None:
     return tuned.store(site.decision.problem, host_target(), site.decision.meaning, found)
 
 
-def distinct(found: Sequence[Site]) -> list[Site]:
+def distinct(sites: Sequence[Site]) -> list[Site]:
     """One site of each problem: the layers of a model are tuned once."""
-    kinds = {(s.decision.problem.shape_class, s.decision.meaning): s for s in reversed(found)}
+    kinds = {(s.decision.problem.shape_class, s.decision.meaning): s for s in reversed(sites)}
     return list(reversed(kinds.values()))
 
 

@@ -33,15 +33,15 @@ def run(options: Namespace) -> int:
 
 def contents(root: Path) -> list[str]:
     """What the cache holds, line by line."""
-    found, most = eviction.entries(root), eviction.limit()
+    entries, most = eviction.entries(root), eviction.limit()
     bound = "none" if most is None else size_text(most)
-    return [f"folder   {root}", f"holds    {counted(found)}", f"limit    {bound} ({eviction.VARIABLE})"]
+    return [f"folder   {root}", f"holds    {counted(entries)}", f"limit    {bound} ({eviction.VARIABLE})"]
 
 
-def counted(found: Iterable[eviction.Entry]) -> str:
+def counted(entries: Iterable[eviction.Entry]) -> str:
     """How many kernels and schedules, and how many bytes."""
-    found = list(found)
-    schedules = sum(e.kind == tuned.KIND for e in found)
-    kernels = len(found) - schedules
+    entries = list(entries)
+    schedules = sum(e.kind == tuned.KIND for e in entries)
+    kernels = len(entries) - schedules
     parts = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((kernels, "kernel"), (schedules, "tuned schedule"))]
-    return f"{' and '.join(parts)}, {size_text(sum(e.size for e in found))}"
+    return f"{' and '.join(parts)}, {size_text(sum(e.size for e in entries))}"

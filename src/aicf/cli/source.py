@@ -25,25 +25,25 @@ def load_callable(spec: str) -> Callable[..., Any]:
     """The function or module that `spec` names. Raises CommandError when there is no such file or name, or importing it fails."""
     path, name = split(spec)
     module = import_file(path)
-    found: Any = module
+    value: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            raise CommandError(f"{path} has no {name!r}{_near(part, callables(found))}; it has: {_listing(callables(found))}")
-        found = getattr(found, part)
-    if isinstance(found, type):
+        if not hasattr(value, part):
+            raise CommandError(f"{path} has no {name!r}{_near(part, callables(value))}; it has: {_listing(callables(value))}")
+        value = getattr(value, part)
+    if isinstance(value, type):
         try:
             with users_prints_dropped():
-                found = found()
+                value = value()
         except Exception as e:
             raise CommandError(
                 f"{spec} is a class that cannot be made without arguments ({type(e).__name__}: {e}). "
                 "Write a function that makes the object and calls it, and name that"
             ) from e
-        if callable(getattr(found, "eval", None)):
-            found.eval()
-    if not callable(found):
-        raise CommandError(f"{spec} is a {type(found).__name__}, which cannot be called; name a function or a module")
-    return found
+        if callable(getattr(value, "eval", None)):
+            value.eval()
+    if not callable(value):
+        raise CommandError(f"{spec} is a {type(value).__name__}, which cannot be called; name a function or a module")
+    return value
 
 
 def split(spec: str) -> tuple[Path, str]:

@@ -149,11 +149,11 @@ class _Derivation:
 
     def _active(self) -> set[Node]:
         """The nodes through which a wanted input reaches an output."""
-        found = {self.inputs[k] for k in self.wanted}
+        active = {self.inputs[k] for k in self.wanted}
         for n in self.order:
-            if n not in self.inputs and is_float(n.type.dtype) and any(x in found for x in n.inputs):
-                found.add(n)
-        return found
+            if n not in self.inputs and is_float(n.type.dtype) and any(x in active for x in n.inputs):
+                active.add(n)
+        return active
 
     def _total(self, shares: list[Node]) -> Node:
         total = shares[0]
@@ -259,7 +259,7 @@ def _between(outputs: Sequence[Node], inputs: set[Node]) -> list[Node]:
 
 def _depths(order: Sequence[Node]) -> dict[Node, int]:
     """How many products follow each other up to each node, itself included."""
-    found: dict[Node, int] = {}
+    depths: dict[Node, int] = {}
     for n in order:
-        found[n] = max((found[x] for x in n.inputs if x in found), default=0) + (n.op in _PRODUCTS)
-    return found
+        depths[n] = max((depths[x] for x in n.inputs if x in depths), default=0) + (n.op in _PRODUCTS)
+    return depths

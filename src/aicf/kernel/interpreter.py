@@ -245,10 +245,10 @@ class _Machine:
     def axes_of(self, e: Expr) -> frozenset[str]:
         """The tile axes on which the value of `e` depends."""
         names = {v.name for v in variables(e)}
-        found = {a.name for a in self.kernel.axes if a.name in names}
+        axes = {a.name for a in self.kernel.axes if a.name in names}
         for name in names & self.tiles.keys():
-            found |= set(self.tiles[name].tile.axes)
-        return frozenset(found)
+            axes |= set(self.tiles[name].tile.axes)
+        return frozenset(axes)
 
     # ------------------------------------------------------------------------------------------ expressions
 

@@ -530,10 +530,10 @@ def _then(a: Stores, b: Stores) -> Stores:
     return {t: (a.get(t, (0, 0))[0] + b.get(t, (0, 0))[0], a.get(t, (0, 0))[1] + b.get(t, (0, 0))[1]) for t in {**a, **b}}
 
 
-def _either(found: list[Stores]) -> Stores:
-    names = {t for stores in found for t in stores}
-    least = {t: min(stores.get(t, (0, 0))[0] for stores in found) for t in names}
-    return {t: (least[t], max(stores.get(t, (0, 0))[1] for stores in found)) for t in sorted(names)}
+def _either(branches: list[Stores]) -> Stores:
+    names = {t for stores in branches for t in stores}
+    least = {t: min(stores.get(t, (0, 0))[0] for stores in branches) for t in names}
+    return {t: (least[t], max(stores.get(t, (0, 0))[1] for stores in branches)) for t in sorted(names)}
 
 
 def _typed(tile: Tile) -> str:

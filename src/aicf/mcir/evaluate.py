@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from aicf.scalar import (
     numpy_dtype,
     round_to,
     substitute,
+    tile_extremes,
     variables,
 )
 
@@ -123,17 +124,13 @@ class _Run:
                     self._rows_outside(i0)
         return self.outputs
 
-    def _summary(self, op: str, axes: tuple[Var, ...], outer: tuple[Var, ...], value: Expr) -> Any:
+    def _summary(self, op: Literal["min", "max"], axes: tuple[Var, ...], outer: tuple[Var, ...], value: Expr) -> Any:
         lengths = {self.i: (self.rows, self.r.tile_m), self.j: (self.positions, self.r.tile_n)}
         extents = {a.variable.name: self._extent(a.extent) for a in self.r.batch}
-        shape = [*(extents[v.name] for v in outer), *(lengths[v.name][0] for v in axes)]
-        grid = np.meshgrid(*(np.arange(n) for n in shape), indexing="ij", sparse=True)
-        env = {**self.env, **{v.name: g for v, g in zip((*outer, *axes), grid, strict=True)}}
-        found: Any = np.broadcast_to(self._value(value, env), shape)
-        for d, v in enumerate(axes, len(outer)):
-            at = np.arange(0, shape[d], lengths[v.name][1])
-            found = (np.minimum if op == "min" else np.maximum).reduceat(found, at, axis=d)
-        return found
+        return tile_extremes(
+            op, {v.name: np.arange(extents[v.name]) for v in outer}, {v.name: lengths[v.name] for v in axes},
+            lambda grid: self._value(value, {**self.env, **grid}),
+        )  # fmt: skip
 
     # ------------------------------------------------------------------------------------ orders
 

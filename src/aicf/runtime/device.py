@@ -61,13 +61,13 @@ class DeviceExecutable(Executable):
             numbers = (*once, *always)
         if not numbers:
             return
-        found = self._checkers.get((layout, numbers))
-        if found is None:
-            found = self._checkers[layout, numbers] = self.backend.device_code.build(check_kernel(kernel, numbers))
-        given = {t.name: tensors[t.name] for t in found.kernel.tensors if t.role == "in"}
-        results = [t for t in found.kernel.tensors if t.role == "out"]
+        checker = self._checkers.get((layout, numbers))
+        if checker is None:
+            checker = self._checkers[layout, numbers] = self.backend.device_code.build(check_kernel(kernel, numbers))
+        given = {t.name: tensors[t.name] for t in checker.kernel.tensors if t.role == "in"}
+        results = [t for t in checker.kernel.tensors if t.role == "out"]
         made = {t.name: empty(tuple(integer(d, sizes) for d in t.shape), t.dtype) for t in results}
-        found.launch({**given, **made}, sizes, {}, empty)
+        checker.launch({**given, **made}, sizes, {}, empty)
         for k in numbers:
             c, extent = kernel.checks[k], integer(kernel.checks[k].extent, sizes)
             low, high = int(made[f"lowest_{k}"].min()), int(made[f"highest_{k}"].max())

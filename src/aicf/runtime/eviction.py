@@ -59,7 +59,7 @@ def limit() -> int | None:
 
 def entries(root: Path) -> list[Entry]:
     """What the cache in the folder `root` holds, in no order. Files of others are left out."""
-    found: list[Entry] = []
+    listed: list[Entry] = []
     for folder in _folders(root):
         with contextlib.suppress(OSError), os.scandir(folder) as files:
             for file in files:
@@ -67,8 +67,8 @@ def entries(root: Path) -> list[Entry]:
                 if name is not None and file.name.startswith(folder.name):
                     with contextlib.suppress(OSError):
                         stat = file.stat(follow_symlinks=False)
-                        found.append(Entry(Path(file.path), name[1], stat.st_size, stat.st_mtime))
-    return found
+                        listed.append(Entry(Path(file.path), name[1], stat.st_size, stat.st_mtime))
+    return listed
 
 
 def used(path: Path) -> None:
@@ -79,12 +79,12 @@ def used(path: Path) -> None:
 
 def evict(root: Path, most: int) -> int:
     """Deletes what was used longest ago where the cache is larger than `most` bytes; returns how many bytes are left."""
-    found = entries(root)
-    total = sum(e.size for e in found)
+    kept = entries(root)
+    total = sum(e.size for e in kept)
     if total <= most:
         return total
     _sweep(root)
-    for e in sorted(found, key=lambda e: (e.kind in LAST, e.used)):
+    for e in sorted(kept, key=lambda e: (e.kind in LAST, e.used)):
         if total <= KEPT * most:
             break
         if _deleted(e.path):

@@ -78,14 +78,14 @@ class Executable:
 
     def variant(self, layout: Layout) -> tuple[Kernel, Any]:
         """The kernel for a layout and its code, built on first use."""
-        found = self._variants.get(layout)
-        if found is None:
+        variant = self._variants.get(layout)
+        if variant is None:
             with self._lock:
-                found = self._variants.get(layout)
-                if found is None:
+                variant = self._variants.get(layout)
+                if variant is None:
                     kernel = with_units(self.kernel, dict(zip(self.input_names, layout, strict=True)))
-                    found = self._variants[layout] = (kernel, self.builder(kernel))
-        return found
+                    variant = self._variants[layout] = (kernel, self.builder(kernel))
+        return variant
 
     def dump(self, stage: str) -> str:
         """The kernel for contiguous inputs at a stage of its backend. ValueError for a stage of another one."""

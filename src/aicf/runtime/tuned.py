@@ -40,9 +40,9 @@ def kept(best: Schedule, tried: int, seconds: float, model_seconds: float) -> Tu
     return Tuned({name: getattr(best, name) for name in DECISIONS}, tried, seconds, model_seconds)
 
 
-def store(problem: Problem, target: Target, meaning: str, found: Tuned) -> Path | None:
+def store(problem: Problem, target: Target, meaning: str, best: Tuned) -> Path | None:
     """Keeps a search's result, and returns the file that it is in. None when there is no disk cache, or it cannot be written."""
-    return write(_key(problem, target, meaning), json.dumps(asdict(found)).encode(), KIND)
+    return write(_key(problem, target, meaning), json.dumps(asdict(best)).encode(), KIND)
 
 
 def find(problem: Problem, target: Target, meaning: str) -> Tuned | None:

@@ -45,6 +45,7 @@ from aicf.scalar.expr import (
     walk,
     weight,
 )
+from aicf.scalar.extremes import tile_extremes
 from aicf.scalar.functions import COMPARISONS, FUNCTIONS, Function
 from aicf.scalar.identity import digest, exact, fingerprint
 from aicf.scalar.integers import affine, bounds, extents, is_inside, poly
@@ -105,6 +106,7 @@ __all__ = [
     "size",
     "spell",
     "substitute",
+    "tile_extremes",
     "transform",
     "unknown",
     "var",

@@ -142,21 +142,21 @@ def register_limit(t: GpuTarget, warps: int) -> int:
 
 def problems(p: Problem, t: GpuTarget, tile_m: int, tile_n: int, warps: int, stages: int) -> list[str]:
     """Which limits a block breaks, with the numbers."""
-    taken, found = use(p, t, tile_m, tile_n, warps, stages), list[str]()
+    taken, excess = use(p, t, tile_m, tile_n, warps, stages), list[str]()
     if taken.shared > t.shared_per_block:
-        found.append(f"{taken.shared} bytes of shared memory, a block of {t.name} has {t.shared_per_block}")
+        excess.append(f"{taken.shared} bytes of shared memory, a block of {t.name} has {t.shared_per_block}")
     if taken.registers > t.registers_per_thread:
-        found.append(f"{taken.registers} registers a thread, {t.name} has {t.registers_per_thread}")
-    if not found and taken.resident < 1:
-        found.append(f"{taken.registers} registers in {warps * t.warp} threads, an SM of {t.name} has {t.registers_per_sm}")
+        excess.append(f"{taken.registers} registers a thread, {t.name} has {t.registers_per_thread}")
+    if not excess and taken.resident < 1:
+        excess.append(f"{taken.registers} registers in {warps * t.warp} threads, an SM of {t.name} has {t.registers_per_sm}")
     for name, length in (("tile_m", tile_m), ("tile_n", tile_n)):
         if length != power(length) or length < MMA_ROWS:
-            found.append(f"{name} {length}: on a GPU it is a power of two of at least {MMA_ROWS}")
+            excess.append(f"{name} {length}: on a GPU it is a power of two of at least {MMA_ROWS}")
     if warps != power(warps):
-        found.append(f"{warps} warps: on a GPU it is a power of two")
+        excess.append(f"{warps} warps: on a GPU it is a power of two")
     if is_half(p.dtype) and warps * MMA_ROWS > max(tile_m, 4 * MMA_ROWS):
-        found.append(f"{warps} warps for {tile_m} rows: a warp takes at least {MMA_ROWS}")
-    return found
+        excess.append(f"{warps} warps for {tile_m} rows: a warp takes at least {MMA_ROWS}")
+    return excess
 
 
 def crowded(p: Problem, t: GpuTarget, tile_m: int, tile_n: int, warps: int) -> bool:

@@ -24,8 +24,8 @@ IDLE = 8  # work items per thread from which on cut keys only add work
 
 def legal(problem: Problem, target: CpuTarget) -> list[Schedule]:
     """The grid, the model's own choice first, each schedule once."""
-    found = {s.brief: s for s in (choose(problem, target), *_grid(problem, target))}
-    return list(found.values())
+    schedules = {s.brief: s for s in (choose(problem, target), *_grid(problem, target))}
+    return list(schedules.values())
 
 
 def _grid(p: Problem, t: CpuTarget) -> list[Schedule]:
@@ -47,9 +47,9 @@ def _grid(p: Problem, t: CpuTarget) -> list[Schedule]:
 
 def _lengths(unit: int, multiples: tuple[int, ...], extent: int) -> list[int]:
     """Multiples of `unit`, up to the first that holds the extent."""
-    found: list[int] = []
+    lengths: list[int] = []
     for x in multiples:
-        found.append(unit * x)
+        lengths.append(unit * x)
         if unit * x >= extent:
             break
-    return found
+    return lengths

@@ -328,25 +328,25 @@ def _cores(root: Path) -> int:
 
 def _linux_caches(root: Path) -> dict[int, tuple[int, int, int]]:
     """Level -> (bytes, ways, processors that share it), of data and unified caches of processor 0."""
-    found: dict[int, tuple[int, int, int]] = {}
+    caches: dict[int, tuple[int, int, int]] = {}
     for place in sorted((root / "cpu0" / "cache").glob("index*")):
         level, kind = _read(place / "level").strip(), _read(place / "type").strip()
         size = _bytes(_read(place / "size").strip())
         if kind in ("Data", "Unified") and level.isdigit() and size:
             ways = _read(place / "ways_of_associativity").strip()
-            found[int(level)] = (size, int(ways) if ways.isdigit() else 8, _count(_read(place / "shared_cpu_list").strip()))
-    return found
+            caches[int(level)] = (size, int(ways) if ways.isdigit() else 8, _count(_read(place / "shared_cpu_list").strip()))
+    return caches
 
 
 def _darwin_caches(ask: Callable[[str], str]) -> dict[int, tuple[int, int, int]]:
     """The same from macOS' sysctl, performance cores first."""
-    found: dict[int, tuple[int, int, int]] = {}
+    caches: dict[int, tuple[int, int, int]] = {}
     for level, name in {1: "l1dcachesize", 2: "l2cachesize", 3: "l3cachesize"}.items():
         size = ask(f"hw.perflevel0.{name}") or ask(f"hw.{name}")
         if size.isdigit() and int(size) > 0:
             shared = ask("hw.perflevel0.cpusperl2") if level == 2 else "1"
-            found[level] = (int(size), 8, int(shared) if shared.isdigit() else 1)
-    return found
+            caches[level] = (int(size), 8, int(shared) if shared.isdigit() else 1)
+    return caches
 
 
 def _sysctl(name: str) -> str:

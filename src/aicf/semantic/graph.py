@@ -45,11 +45,11 @@ class Graph:
 def users_of(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
     """For each of `nodes` those of them that read it, in order."""
     nodes = list(nodes)
-    found: dict[Node, list[Node]] = {n: [] for n in nodes}
+    users: dict[Node, list[Node]] = {n: [] for n in nodes}
     for n in nodes:
         for i in dict.fromkeys(n.inputs):
-            found.setdefault(i, []).append(n)
-    return found
+            users.setdefault(i, []).append(n)
+    return users
 
 
 def ancestors(roots: Sequence[Node]) -> list[Node]:

@@ -79,15 +79,15 @@ _NO_ATTENTION = re.compile(r"bias|mask|backward", re.IGNORECASE)
 
 def attention_ops(reading: Reading) -> list[RegionResult]:
     """The attentions that are a single opaque op, as refused regions with the reason."""
-    found: dict[torch.fx.Node, RegionResult] = {}
+    ops: dict[torch.fx.Node, RegionResult] = {}
     for node, why in reading.boundaries.items():
         fx = reading.anchors[node][0].fx if node in reading.anchors else None
         if fx is not None and fx.target is operator.getitem and isinstance(fx.args[0], torch.fx.Node):
             fx = fx.args[0]
         name = "" if fx is None else op_name(fx)
         if fx is not None and _ATTENTION.search(name) and not _NO_ATTENTION.search(name):
-            found.setdefault(fx, RegionResult("refused", why, location_of(fx), node.name))
-    return list(found.values())
+            ops.setdefault(fx, RegionResult("refused", why, location_of(fx), node.name))
+    return list(ops.values())
 
 
 def in_order(reading: Reading, regions: Sequence[RegionResult]) -> list[RegionResult]:
@@ -156,10 +156,10 @@ def is_parameter(x: Any) -> bool:
 
 def size_hints(reading: Reading) -> dict[str, int]:
     """The sizes of this call, as hints for the cost model."""
-    found: dict[str, int] = {}
+    hints: dict[str, int] = {}
     for name, (node, axis) in reading.sizes.items():
         value: Any = node.meta["val"]
         symbol = value if axis is None else value.shape[axis]
         if isinstance(symbol, torch.SymInt) and symbol.node.has_hint():
-            found[name] = int(symbol.node.hint)
-    return found
+            hints[name] = int(symbol.node.hint)
+    return hints

@@ -110,7 +110,7 @@ class _Checks:
 
 def _outermost(e: Expr) -> list[Call]:
     """The `inside` of an index, but for those that stand in indices of what it loads."""
-    found: dict[Call, None] = {}
+    parts: dict[Call, None] = {}
     seen: set[Expr] = set()
     stack = [e]
     while stack:
@@ -119,9 +119,9 @@ def _outermost(e: Expr) -> list[Call]:
             continue
         seen.add(x)
         if isinstance(x, Call) and x.fn == "inside":
-            found[x] = None
+            parts[x] = None
         stack += children(x)
-    return [*found]
+    return [*parts]
 
 
 def _unwrapped(e: Expr, extent: Expr) -> tuple[Expr, bool]:
@@ -135,17 +135,17 @@ def _unwrapped(e: Expr, extent: Expr) -> tuple[Expr, bool]:
 
 def _turns(kernel: Kernel) -> dict[str, Loop]:
     """How often every variable of a kernel's expressions takes a value: loops outermost first, axes last."""
-    found: dict[str, Loop] = {}
+    loops: dict[str, Loop] = {}
     for s in kernel.summaries:
-        found.update((v.var.name, v) for v in s.outer)
+        loops.update((v.var.name, v) for v in s.outer)
     for s in kernel.body:
         if isinstance(s, Parallel):
-            found.update((v.var.name, v) for v in s.loops)
+            loops.update((v.var.name, v) for v in s.loops)
     for e in _all(kernel):
-        found.update((x.var.name, Loop(x.var, x.extent)) for x in walk(e) if isinstance(x, ReduceExpr))
+        loops.update((x.var.name, Loop(x.var, x.extent)) for x in walk(e) if isinstance(x, ReduceExpr))
     for a in kernel.axes:
-        found[a.origin.name] = Loop(a.origin, a.extent, a.tile)
+        loops[a.origin.name] = Loop(a.origin, a.extent, a.tile)
     for a in kernel.axes:
-        found.pop(a.name, None)
-        found[a.name] = Loop(a.position, a.extent)
-    return found
+        loops.pop(a.name, None)
+        loops[a.name] = Loop(a.position, a.extent)
+    return loops

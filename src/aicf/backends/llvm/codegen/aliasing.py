@@ -28,12 +28,12 @@ def aliases(kernel: Kernel, tiles: dict[str, Tile]) -> dict[str, str]:
 
 def _read_by_maps(name: str, lists: list[tuple[Stmt, ...]]) -> frozenset[str]:
     """The tiles that are read by the Maps which write `name`."""
-    found: set[str] = set()
+    names: set[str] = set()
     for body in lists:
         for s in body:
             if isinstance(s, Map) and s.tile.name == name:
-                found |= reads(s) - {name}
-    return frozenset(found)
+                names |= reads(s) - {name}
+    return frozenset(names)
 
 
 def _alike(a: Tile, b: Tile) -> bool:

@@ -100,19 +100,19 @@ def axis_shapes(kernel: Kernel, target: Target) -> dict[str, AxisShape]:
 
 def local_axes(kernel: Kernel) -> dict[str, frozenset[str]]:
     """For every tile the axes of whose register blocks it holds one only: never written outside `rows` of that axis."""
-    found: dict[str, frozenset[str]] = {}
+    local: dict[str, frozenset[str]] = {}
 
     def visit(body: tuple[Stmt, ...], rows: frozenset[str]) -> None:
         for s in body:
             tile = written(s)
             if tile is not None:
-                found[tile.name] = found.get(tile.name, frozenset(tile.axes)) & rows
+                local[tile.name] = local.get(tile.name, frozenset(tile.axes)) & rows
             inside = rows | {s.axis} if isinstance(s, RowBlock) else rows
             for nested in inner(s):
                 visit(nested, inside)
 
     visit(kernel.body, frozenset())
-    return found
+    return local
 
 
 def tiles_of(kernel: Kernel) -> dict[str, Tile]:
@@ -235,18 +235,18 @@ def vector_axes(kernel: Kernel, tiles: dict[str, Tile]) -> tuple[dict[str, str |
 
 def used_plainly(kernel: Kernel, panels: dict[str, tuple[str, ...]]) -> frozenset[str]:
     """Tiles with panels that a Contract also broadcasts or an element-wise statement reads: their first copy is in rows."""
-    found: set[str] = set()
+    names: set[str] = set()
     for s in statements(kernel.body):
         match s:
             case Contract():
                 for operand, free in zip((s.a, s.b), free_axes(s), strict=True):
                     if not any(x in panels.get(operand.name, ()) for x in free):
-                        found.add(operand.name)
+                        names.add(operand.name)
             case Map() | Reduce() | StoreTile():
-                found |= {v.name for v in variables(s.expr)}
+                names |= {v.name for v in variables(s.expr)}
             case _:
                 pass
-    return frozenset(found)
+    return frozenset(names)
 
 
 def _inherited(s: Map | Reduce, tiles: dict[str, Tile], first: dict[str, str | None]) -> str | None:

@@ -66,10 +66,10 @@ def _under(e: Expr, above: dict[str, frozenset[Expr]]) -> frozenset[Expr]:
         case Call(fn="max"):
             return _under(e.args[0], above) | _under(e.args[1], above)
         case Call(fn="mul"):
-            found = _scaled(e)
-            if found is None:
+            variable = _scaled(e)
+            if variable is None:
                 return frozenset((e,))
-            return frozenset(substitute(e, {found: x}) for x in _under(found, above))
+            return frozenset(substitute(e, {variable: x}) for x in _under(variable, above))
         case Call(fn="where", args=(Call(fn="eq", args=(x, Const() as low)), Const() as zero, y)) if x == y:
             # Zero in the place of a maximum of -inf: all that it is above is -inf too.
             return _under(x, above) if low.value == -math.inf and zero.value == 0 else frozenset()

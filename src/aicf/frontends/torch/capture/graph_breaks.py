@@ -41,16 +41,16 @@ class Breaks:
 
     def lines(self) -> list[str]:
         """One line for each: the reason in PyTorch's words, and the place."""
-        found: dict[str, None] = {}
+        lines: dict[str, None] = {}
         said: set[str] = set()
         for b in graph_break_reasons[self.first :]:
             said.add(_first_line(b.reason))
-            found.setdefault(describe_break(b.reason, b.user_stack))
+            lines.setdefault(describe_break(b.reason, b.user_stack))
         for why, n in counters["graph_break"].items():
             if n > self.before.get(why, 0) and _first_line(why) not in said:
-                found.setdefault(_first_line(why))
-        found.update(dict.fromkeys(SKIPPED[self.skipped :]))
-        return list(found)
+                lines.setdefault(_first_line(why))
+        lines.update(dict.fromkeys(SKIPPED[self.skipped :]))
+        return list(lines)
 
 
 def describe_break(reason: str, stack: Frames) -> str:

@@ -131,10 +131,10 @@ def _log_once(cause: str, line: str, warn: bool = True) -> None:
 
 
 def _call() -> Call:
-    found: Call | None = getattr(_HERE, "call", None)
-    if found is None:
-        found = _HERE.call = Call()
-    return found
+    call: Call | None = getattr(_HERE, "call", None)
+    if call is None:
+        call = _HERE.call = Call()
+    return call
 
 
 def _note_skipped(line: str, backend: Any) -> None:
@@ -195,10 +195,10 @@ def _end_of_call() -> None:
 
 def _opaque_ops(graphs: Sequence[GraphReport]) -> list[tuple[str, object]]:
     """The custom ops that are not followed, with their source lines."""
-    end, found = " is not followed", dict[str, object]()
+    end, ops = " is not followed", dict[str, object]()
     for g in graphs:
         places = {n.name: n.location for n in g.graph.nodes} if g.graph is not None else {}
         for name, why in g.boundaries:
             if why.endswith(end) and not why.startswith(("aten.", "prims.")):
-                found.setdefault(why.removesuffix(end), places.get(name))
-    return list(found.items())
+                ops.setdefault(why.removesuffix(end), places.get(name))
+    return list(ops.items())

@@ -47,10 +47,10 @@ _CONVERTED: dict[Any, Expr] = {}
 
 def from_sympy(e: Any) -> Expr:
     """The expression of a SymPy expression over size symbols. Raises Unreadable for a function outside the scalar table."""
-    found = _CONVERTED.get(e)
-    if found is None:
-        found = _CONVERTED[e] = _convert(e)
-    return found
+    made = _CONVERTED.get(e)
+    if made is None:
+        made = _CONVERTED[e] = _convert(e)
+    return made
 
 
 def _fold(fn: str, args: list[Expr]) -> Expr:
@@ -171,10 +171,10 @@ class Dims:
         if not isinstance(value, torch.SymInt):
             return from_symbolic(value)
         key = value.node.expr
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._find(value)
-        return found
+        made = self._known.get(key)
+        if made is None:
+            made = self._known[key] = self._find(value)
+        return made
 
     def _find(self, value: torch.SymInt) -> Expr:
         made = from_symbolic(value)

@@ -71,7 +71,7 @@ class Reading:
     @property
     def fx_of(self) -> dict[Node, torch.fx.Node]:
         """The first FX node that computes each Semantic node."""
-        return {node: found[0].fx for node, found in self.anchors.items()}
+        return {node: nodes[0].fx for node, nodes in self.anchors.items()}
 
 
 def read(gm: torch.fx.GraphModule, parameters: Sequence[bool] = (), *, strict: bool = False) -> Reading:
@@ -95,13 +95,13 @@ def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
         return []
-    found: list[torch.fx.Node] = []
+    written: list[torch.fx.Node] = []
     for k, argument in enumerate(target._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         raw = node.args[k] if k < len(node.args) and not argument.kwarg_only else node.kwargs.get(argument.name)
-        found += [x for x in (raw if isinstance(raw, list | tuple) else (raw,)) if isinstance(x, torch.fx.Node)]
-    return found
+        written += [x for x in (raw if isinstance(raw, list | tuple) else (raw,)) if isinstance(x, torch.fx.Node)]
+    return written
 
 
 def _geometry(value: torch.Tensor) -> tuple[Any, ...]:
@@ -232,9 +232,9 @@ class _Reader:
             return value
         if x in self.stale:
             self._refresh(x)
-        found = self.env.get(x)
-        if isinstance(found, Node) or (isinstance(found, list) and found):
-            return found
+        made = self.env.get(x)
+        if isinstance(made, Node) or (isinstance(made, list) and made):
+            return made
         raise Unreadable(self.unread.get(x, f"{op_name(x) or x.name} gives no tensor that is supported"))
 
     def _float(self, x: torch.fx.Node, value: torch.SymFloat | torch.SymBool) -> Any:
@@ -443,11 +443,11 @@ class _Reader:
         outputs: list[Node] = []
         for x in flat:
             try:
-                found = self._value(x)
+                returned = self._value(x)
             except Unreadable:
                 continue
-            if isinstance(found, Node):
-                outputs.append(found)
+            if isinstance(returned, Node):
+                outputs.append(returned)
         self.b.output(*dict.fromkeys(outputs))
 
     def _finish(self) -> None:
@@ -470,10 +470,10 @@ class _Reader:
 
 
 def _attribute(gm: torch.fx.GraphModule, target: str) -> Any:
-    found: Any = gm
+    value: Any = gm
     for part in target.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def _rename(graph: Graph, anchors: Mapping[Node, Sequence[Anchor]], origin: Mapping[Node, torch.fx.Node]) -> None:

@@ -93,11 +93,11 @@ def _required(gm: torch.fx.GraphModule, recorded: set[str]) -> set[str]:
     place, since what reads them then need not be a user of what was written."""
     if any(_changes(n) for n in gm.graph.nodes):
         return set(recorded)
-    found: set[str] = set()
+    required: set[str] = set()
     for node in reversed(gm.graph.nodes):
-        if node.name in recorded and any(u.op == "output" or u.name in found for u in node.users):
-            found.add(node.name)
-    return found
+        if node.name in recorded and any(u.op == "output" or u.name in required for u in node.users):
+            required.add(node.name)
+    return required
 
 
 def _has_body(node: torch.fx.Node) -> bool:

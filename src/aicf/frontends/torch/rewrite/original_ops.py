@@ -33,16 +33,16 @@ def original_ops(
 ) -> OriginalOps:
     """The ops of `gm` between `inputs` and `outputs`. `same`: replaced nodes and their replacements. Raises CannotCopy."""
     graph, numbers = torch.fx.Graph(), list[torch.fx.Node]()
-    found: dict[torch.fx.Node, torch.fx.Node] = {}
+    ops: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in inputs:
-        found[same.get(node, node)] = found[node] = graph.placeholder(node.name)
-    between = _between(outputs, found, numbers)
+        ops[same.get(node, node)] = ops[node] = graph.placeholder(node.name)
+    between = _between(outputs, ops, numbers)
     for node in numbers:
-        found[node] = graph.placeholder(node.name)
+        ops[node] = graph.placeholder(node.name)
     for node in gm.graph.nodes:
         if node in between:
-            found[node] = graph.node_copy(node, found.__getitem__)
-    graph.output([found[x] for x in outputs])
+            ops[node] = graph.node_copy(node, ops.__getitem__)
+    graph.output([ops[x] for x in outputs])
     return OriginalOps(torch.fx.GraphModule(gm, graph), numbers)
 
 
@@ -50,17 +50,17 @@ def _between(
     outputs: Sequence[torch.fx.Node], given: Collection[torch.fx.Node], numbers: list[torch.fx.Node]
 ) -> set[torch.fx.Node]:
     """The nodes that compute `outputs` from `given` and from numbers; the numbers are added to `numbers`."""
-    found: set[torch.fx.Node] = set()
+    nodes: set[torch.fx.Node] = set()
     stack = list(outputs)
     while stack:
         node = stack.pop()
-        if node in found or node in given or node in numbers:
+        if node in nodes or node in given or node in numbers:
             continue
         if isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float):
             numbers.append(node)
             continue
         if node.op == "placeholder" or written_by(node):
             raise CannotCopy("a size of it depends on data and may be 0, and its ops change tensors in place")
-        found.add(node)
+        nodes.add(node)
         stack += node.all_input_nodes
-    return found
+    return nodes

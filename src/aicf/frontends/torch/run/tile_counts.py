@@ -90,18 +90,18 @@ def _array(t: torch.Tensor) -> np.ndarray:
 
 def _ancestors(nodes: Iterable[Node]) -> set[Node] | None:
     """`nodes` and all that they are computed from; None where that cannot be computed without the rest of the graph."""
-    found: set[Node] = set()
+    ancestors: set[Node] = set()
     left = list(nodes)
     while left:
         node = left.pop()
-        if node in found:
+        if node in ancestors:
             continue
         schema = getattr(node.target, "_schema", None)
         if node.target is REGION or node.op == "call_module" or (schema is not None and schema.is_mutable):
             return None
-        found.add(node)
+        ancestors.add(node)
         left += node.all_input_nodes
-    return found
+    return ancestors
 
 
 class _Subgraph(Interpreter):
