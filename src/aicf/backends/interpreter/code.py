@@ -98,7 +98,7 @@ class Launcher:
             s.name: _double(n) if is_float(s.dtype) else int(_double(n))
             for s, n in zip(self.kernel.scalars, numbers, strict=True)
         }
-        memory = {t.name: _memory(t, words, self.places[t.name], sizes) for t in self.kernel.tensors}
+        memory = {t.name: array_of(t, words, self.places[t.name], sizes) for t in self.kernel.tensors}
         # bf16 is float32 to the interpreter: read from, and written to, a copy.
         arrays = {t.name: _widened(memory[t.name]) if t.dtype == "bf16" else memory[t.name] for t in self.kernel.tensors}
         run_kernel(self.kernel, arrays, sizes, scalars)
@@ -107,7 +107,7 @@ class Launcher:
                 memory[t.name][...] = (round_to(arrays[t.name], "bf16").view(np.uint32) >> 16).astype(np.uint16)
 
 
-def _memory(t: TensorParam, words: list[int], at: int, sizes: Mapping[str, int]) -> Any:
+def array_of(t: TensorParam, words: list[int], at: int, sizes: Mapping[str, int]) -> Any:
     """The tensor's elements as an array over its memory; bf16 as its bits."""
     shape = tuple(integer(d, sizes) for d in t.shape)
     strides = words[at + 1 : at + 1 + len(shape)]
