@@ -168,6 +168,19 @@ def test_a_report_for_a_cpu_speaks_of_cpus(name: str, reports: dict[str, aicf.Re
         assert not GPU_WORDS.search(text), GPU_WORDS.search(text)
 
 
+@pytest.mark.parametrize("target", ["avx2", "h100"])
+def test_a_reduction_without_values_has_no_words_of_attention(target: str):
+    def reduced(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.logsumexp(x @ w.mT, -1)
+
+    given = torch.zeros(256, 64), torch.zeros(16384, 64)
+    report = aicf.explain(reduced, *given, options={"fuse": "always", "target": target})
+    said = f"{report}\n{report.regions[0].schedule}".replace("kv_split", "").replace("kv_major", "").replace("q_major", "")
+    words = set(re.findall(r"[A-Za-z_]+", said))
+    attention = {"query", "queries", "key", "keys", "value", "values", "Q_tile", "K_tile", "V_tile", "K", "V", "sequence"}
+    assert words.isdisjoint(attention)
+
+
 def test_a_report_for_a_gpu_speaks_of_gpus():
     text = str(explained(causal, target="h100"))
     (run_by,) = re.findall(r"run by +(.*)", text)

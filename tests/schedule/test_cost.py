@@ -256,7 +256,7 @@ def test_keys_are_cut_when_items_are_few():
     s = choose(one, TARGETS["avx2"])
     assert s.kv_split > 1 and ("part", "thread") in s.mapping
     assert estimate(one, s, TARGETS["avx2"]) < estimate(one, replace(s, kv_split=1), TARGETS["avx2"])
-    assert "1 work items for 8 threads" in s.reason("kv_split")
+    assert "1 work item for 8 threads" in s.reason("kv_split")
     assert choose(replace(one, items=64), TARGETS["avx2"]).kv_split == 1
     assert choose(replace(one, dtype="bf16", threads=1), TARGETS["h100"]).kv_split > 1
     assert choose(replace(one, threads=1), TARGETS["avx2"]).kv_split == 1

@@ -100,8 +100,8 @@ def choose(problem: Problem, target: Target, fixed: Mapping[str, Any] | str | No
         )
     options = _cpu_options(problem, target, given) if isinstance(target, CpuTarget) else _gpu_options(problem, target, given)
     best = _fastest(options, EQUAL if isinstance(target, CpuTarget) else EQUAL_GPU)
-    made = replace(best.schedule, reasons=_reasons(problem, target, best, options, given))
-    return made
+    axis = "sequence" if problem.value_widths else "streamed"
+    return replace(best.schedule, stream_axis=axis, reasons=_reasons(problem, target, best, options, given))
 
 
 def _fastest(options: list[_Option], equal: float) -> _Option:
@@ -226,12 +226,17 @@ def _reasons(
     told: dict[str, str] = {}
     tiles = math.ceil(p.rows / s.tile_m)
     head = p.bytes * p.keys * (p.width + p.value_width)
-    told["tile_m"] = f"{_bytes(head)} of K and V are read {tiles} times an item; {_compare(best, options, 'tile_m')}"
+    if p.value_widths:
+        operands, keys, state, are = "K and V are", "keys", "accumulators and state", "are"
+    else:
+        operands, keys, state, are = "the streamed operand is", "streamed positions", "state", "is"
+    times = "once" if tiles == 1 else f"{tiles} times"
+    told["tile_m"] = f"{_bytes(head)} of {operands} read {times} an item; {_compare(best, options, 'tile_m')}"
     told["tile_n"] = _compare(best, options, "tile_n")
     told["tile_k"] = f"a score needs its whole contraction, {max(p.widths)}"
     if isinstance(t, CpuTarget):
         block = cpu.register_tile(t, cpu.uses_matrix_unit(p, t))
-        told["tile_n"] += f"; panels up to {cpu.depth_limit(t, block)} keys stay in L1 ({_bytes(t.l1d)}, {t.l1_ways} ways)"
+        told["tile_n"] += f"; panels up to {cpu.depth_limit(t, block)} {keys} stay in L1 ({_bytes(t.l1d)}, {t.l1_ways} ways)"
         few = "" if s.rows >= block.rows else f"a tile has {s.tile_m}; with more of them, "
         if s.rows == p.rows < block.rows:
             few = f"there are {p.rows}; with more of them, "
@@ -245,11 +250,11 @@ def _reasons(
         kept = 4 * s.tile_m * (p.value_width + p.states)
         if s.space("output_acc") == "shared":
             told["residency"] = (
-                f"accumulators and state of {s.tile_m} rows are {_bytes(kept)}, the vector registers hold "
+                f"{state} of {s.tile_m} rows {are} {_bytes(kept)}, the vector registers hold "
                 f"{_bytes(t.registers * t.vector_bits // 8)}: a core-private buffer keeps them between blocks"
             )
         else:
-            told["residency"] = f"the tile is one block of {s.rows} rows: its accumulators and state stay in registers"
+            told["residency"] = f"the tile is one block of {s.rows} rows: its {state} stay{'s' * (are == 'is')} in registers"
         units = p.items * (tiles if s.order == "q_major" else 1)
         told["kv_split"] = _split_reason(p, best, options, units, 2 * s.threads, f"{s.threads} threads")
         kept_as = "one packed tile is in use" if s.space("K_tile") != "register" else "tiles are read as they lie"
@@ -258,8 +263,9 @@ def _reasons(
     else:
         used = gpu.use(p, t, s.tile_m, s.tile_n, s.warps, s.stages)
         told["rows"] = f"{s.tile_m} rows over {s.warps} warps"
+        kept = "accumulators" if p.value_widths else state
         told["residency"] = (
-            f"{used.shared} of {t.shared_per_block} bytes of shared memory; scores and accumulators in {used.registers} of "
+            f"{used.shared} of {t.shared_per_block} bytes of shared memory; scores and {kept} in {used.registers} of "
             f"{t.registers_per_thread} registers a thread; {used.resident} blocks an SM"
         )
         mma, other = gpu.compute_clocks(p, t, s.tile_m, s.tile_n, s.warps)
@@ -314,8 +320,9 @@ def _compare(best: _Option, options: list[_Option], field: str) -> str:
 
 def _split_reason(p: Problem, best: _Option, options: list[_Option], units: int, enough: int, what: str) -> str:
     if units >= enough:
-        return f"{units} work items are enough for {what} ({enough} are asked for): the keys are not cut"
-    return f"{units} work items for {what}; {_compare(best, options, 'kv_split')}"
+        keys = "keys" if p.value_widths else "streamed positions"
+        return f"{units} work items are enough for {what} ({enough} are asked for): the {keys} are not cut"
+    return f"{units} work item{'s' * (units != 1)} for {what}; {_compare(best, options, 'kv_split')}"
 
 
 def _time(seconds: float) -> str:

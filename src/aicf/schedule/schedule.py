@@ -28,6 +28,11 @@ UNITS: tuple[str, ...] = ("thread", "warp", "block")
 # accumulators, and the output.
 VALUES: tuple[str, ...] = ("Q_tile", "K_tile", "V_tile", "score_frag", "state", "output_acc", "O_tile")
 
+# What they are called in a region that sums no values: see `aicf.mcir.passes.vocabulary`.
+GENERAL_NAMES = {
+    "Q_tile": "row_tile", "K_tile": "streamed_tile", "score_frag": "product_frag", "state": "state", "O_tile": "out_tile",
+}  # fmt: skip
+
 
 class ScheduleError(ValueError):
     """A schedule that cannot be: what is wrong and what would be right."""
@@ -40,7 +45,8 @@ class Schedule:
     `tile_m`, `tile_n`, `tile_k`: tiles of rows (queries), of the streamed axis (keys) and of the contracted axis. `rows`: the
     register block, rows that are worked on at a time inside a tile. `residency`: the memory space of each of VALUES. `order`:
     what the outer loop walks. `kv_split`: into how many parts, combined at the end, the streamed axis is cut. `stages`: tiles
-    of K and V in flight. `mapping`: what runs each loop; `warps`: per block (GPU); `threads`: worker threads (CPU). `reasons`:
+    of K and V in flight. `stream_axis`: its name in MCIR; a region that is no attention has no values, and general names
+    (`GENERAL_NAMES`). `mapping`: what runs each loop; `warps`: per block (GPU); `threads`: worker threads (CPU). `reasons`:
     (decision, reason) pairs.
     """
 
@@ -73,6 +79,11 @@ class Schedule:
         return dict(self.reasons)[decision]
 
     @property
+    def attention(self) -> bool:
+        """Whether it is for a region that sums values."""
+        return self.stream_axis == "sequence"
+
+    @property
     def brief(self) -> str:
         """What tells schedules apart on one kind of machine, on one line."""
         s = self
@@ -97,10 +108,15 @@ class Schedule:
     def __str__(self) -> str:
         mapping = ", ".join(f"{loop} {unit}" for loop, unit in self.mapping)
         because = [f"  because    {decision}: {reason}" for decision, reason in self.reasons]
+        places = [
+            f"{value if self.attention else GENERAL_NAMES[value]} {space}"
+            for value, space in self.residency
+            if self.attention or value in GENERAL_NAMES
+        ]
         return "\n".join([
             f"schedule {self.name}",
             f"  tiles      m {self.tile_m}, n {self.tile_n}, k {self.tile_k}, rows {self.rows}",
-            "  residency  " + ", ".join(f"{value} {space}" for value, space in self.residency),
+            "  residency  " + ", ".join(places),
             f"  stream     {self.stream_axis}, {self.order}, kv_split {self.kv_split}, stages {self.stages}",
             f"  mapping    {mapping}; warps {self.warps}, threads {self.threads}",
             *because,

@@ -1,4 +1,4 @@
-"""Tropical separation: the extremum of a mixed expression as an expression of running extrema.
+"""Separation of extrema: the maximum or minimum of a mixed expression, as an expression of running extrema.
 
     max over j of (s - mu)             ->   B - mu              with B = max over j of s
     max over j of |s - mu|             ->   max(B - mu, mu - b)  with b = min over j of s

@@ -64,7 +64,7 @@ NO_ELEMENTS = "has no elements, so there is nothing to stream"
 @dataclass(frozen=True)
 class RegionOutput:
     """A tensor that leaves the region: its node, the index of its elements in the region's variables, and its element in terms
-    of the cascade's results. `columns`: the variables that only this exit has."""
+    of the cascade's results. `columns`: the variables that only this output has."""
 
     node: Node
     at: At
@@ -74,7 +74,7 @@ class RegionOutput:
 
 @dataclass(frozen=True)
 class Recognised:
-    """A region found: still semantics, no tiles. Variables: `batch` shared by everything, `row`, `stream`, per-exit columns.
+    """A region: still semantics, no tiles. Variables: `batch` shared by everything, `row`, `stream`, columns of each output.
     `leaks`: what else reads a tensor of rows x keys of it, with the refusal if that is not within a region of its own.
     `stored`: what it reads of that size which the graph computes. `values`: it has a sum with values; without one it is a
     reduction of scores. `smaller`: the region with fewer products in its tiles, for when the tensor of one of them has to be
@@ -291,7 +291,7 @@ class _Context:
 
 
 class _Downstream:
-    """Which nodes depend on the scores; walks back no further than the first atom."""
+    """Which nodes depend on the scores; walks back no further than the first score contraction."""
 
     def __init__(self, scores: list[Node], first: int, order: dict[Node, int]) -> None:
         self.known: dict[Node, bool] = dict.fromkeys(scores, True)
@@ -700,7 +700,7 @@ def _further_outputs(
     inside = {target}
     looked_at = 0
     while True:
-        # What an exit is made of is looked at like what the first result is made of.
+        # What a further output is made of is looked at like what the first one is made of.
         fresh = [n for n in islice(visits, looked_at, None) if n in policy.below and n not in inside]
         looked_at = len(visits)
         work += sorted(fresh, key=context.order.__getitem__)
