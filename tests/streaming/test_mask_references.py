@@ -1,4 +1,4 @@
-"""A mask after the softmax, renormalised: sums over what is kept, relative to the maximum of what is kept (kept.py)."""
+"""A mask after the softmax, renormalised: sums over what is kept, relative to its own maximum (mask_references.py)."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Box:
         return self._summarised(op, cast(c, "i32"))
 
     def reads_pairs(self, c: Expr) -> bool:
-        """Whether a tensor that `c` loads holds a value for every score."""
+        """Whether `c` loads a dense mask: a tensor of [rows, keys]."""
         for x in unknown(c, _Answered(self.answers, "reads pairs")):
             own = isinstance(x, Load) and len(self.axes(x)) == 2
             self.answers["reads pairs", x] = own or any(self.answers["reads pairs", k] for k in children(x))

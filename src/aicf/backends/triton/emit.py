@@ -326,8 +326,8 @@ class _Function:
 
     def map(self, s: Map) -> None:
         streamed = s.tile.axes[-1:]
-        ragged = len(s.tile.axes) == 2 and self.mask(streamed) is not None
-        if ragged and s.tile.name in self.maximal and s.expr.dtype == s.tile.dtype == "f32":
+        partial = len(s.tile.axes) == 2 and self.mask(streamed) is not None
+        if partial and s.tile.name in self.maximal and s.expr.dtype == s.tile.dtype == "f32":
             self.define(s.tile, self.selected_low(s.expr, s.tile.axes, streamed))
             self.missing[s.tile.name] = -math.inf
             return
@@ -338,7 +338,7 @@ class _Function:
         source: DType = "f32" if is_half(s.expr.dtype) else s.expr.dtype
         if source != s.tile.dtype:
             v = Value(self.expressions.convert(v, s.tile.dtype), v.axes)
-        vanishes = ragged and self.vanishes(s.expr)
+        vanishes = partial and self.vanishes(s.expr)
         self.define(s.tile, self.full(v, s.tile.axes))
         if vanishes:
             self.missing[s.tile.name] = 0.0

@@ -169,9 +169,8 @@ def _check(meaning: Recognised, program: StreamProgram) -> None:
             raise Refused(f"the operands of {a.name} are not one per row and one per key")
     for b in program.bases:
         if variables(b.body) & set(meaning.columns):
-            raise Refused(
-                f"it takes the {b.op} of other numbers for every column: {show(b.body)}", guilty=_maker(meaning, b.body)
-            )
+            why = f"it takes the {b.op} of numbers that differ per value column: {show(b.body)}"
+            raise Refused(why, guilty=_maker(meaning, b.body))
     for s in program.sums:
         if not is_float(s.dtype):
             guilty = _maker(meaning, s.body, s.name)
@@ -184,7 +183,7 @@ def _check(meaning: Recognised, program: StreamProgram) -> None:
         for c in s.payload:
             _width(meaning.extents[c], "the value width")
         if variables(s.weight) & set(meaning.columns):
-            why = f"what the values are weighed with is another number for every column: {show(s.weight)}"
+            why = f"the weights of the values differ per value column: {show(s.weight)}"
             raise Refused(why, guilty=_maker(meaning, s.weight, s.name))
         if s.value is not None and variables(s.value) & {meaning.row, *program.scores}:
             raise Refused(f"the summed values depend on the row: {show(s.value)}", guilty=_maker(meaning, s.value, s.name))
