@@ -31,6 +31,7 @@ from aicf.scalar import (
     Var,
     const,
     evaluate,
+    in_a_branch,
     integer,
     is_float,
     numpy_dtype,
@@ -231,9 +232,11 @@ class _Run:
             nothing = np.float32(identity_of(op).value)
             env[x.extremum.reference.name] = np.where(fresh[name] == nothing, np.float32(0), fresh[name])[:, None]
             old = states[name]
-            env[x.extremum.old.name] = (
-                old if op == "max" else np.where(old == nothing, env[x.extremum.reference.name][:, 0], old)
-            )[:, None]
+            if op == "min":
+                old = np.where(old == nothing, env[x.extremum.reference.name][:, 0], old)
+            if any(in_a_branch(s.sum.weight, x.extremum.reference) for s in self.r.sums):
+                old = np.where(old == -nothing, np.float32(0), old)
+            env[x.extremum.old.name] = old[:, None]
         new: States = {}
         for s in self.r.sums:
             weight = np.broadcast_to(self._value(substitute(s.sum.weight, known), env), (len(rows), len(positions)))

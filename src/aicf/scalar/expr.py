@@ -222,6 +222,12 @@ def variables(e: Expr) -> frozenset[Var]:
     return _FREE[e]
 
 
+def in_a_branch(e: Expr, v: Var) -> bool:
+    """Whether `v` stands in a branch of a `where` of `e`, so that the NaN that it makes there may be dropped."""
+    chosen = (x for x in walk(e) if isinstance(x, Call) and x.fn == "where")
+    return any(v in variables(branch) for x in chosen for branch in x.args[1:])
+
+
 def reads(e: Expr) -> bool:
     """Whether `e` loads anything."""
     for node in unknown(e, _READS):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from aicf.scalar import MONOIDS, DType, Load, evaluate, is_int, numpy_dtype
+from aicf.scalar import MONOIDS, DType, Load, evaluate, in_a_branch, is_int, numpy_dtype
 from aicf.streaming.stream_program import Base, StreamProgram, Sum
 
 State = dict[str, Any]
@@ -69,6 +69,8 @@ def _rebased(p: StreamProgram, s: Sum, state: State, references: dict[str, Any],
     for b in p.bases:
         if any(b.name == name for name, _ in s.stabilisers):
             factor = np.where(state[b.name] == identity(b.op, b.dtype), 0.0, factor)
+            if in_a_branch(s.weight, b.ref):  # an infinite score that a mask keeps out of the sum: the others' terms are 0
+                factor = np.where(state[b.name] == -identity(b.op, b.dtype), 0.0, factor)
     with np.errstate(all="ignore"):
         if s.shift is not None:
             distance = evaluate(s.shift.distance, {**env, **references, **old}, **options)

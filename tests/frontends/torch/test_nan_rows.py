@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -95,3 +96,29 @@ def test_a_mask_that_is_subtracted_from_itself_is_nan(form: str):
         options: dict[str, Any] = {"fuse": "always", "rest": "eager", "require": "streamed"}
         got = aicf.compile(attention, schedule="tile_m=6,tile_n=8", **options)(q, k, v, bias, ends)
     assert eager.isnan().all() and torch.equal(got.isnan(), eager.isnan())
+
+
+@pytest.mark.parametrize("order", ["q_major", "kv_major", "q_major,kv_split=2"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_an_infinite_score_that_a_mask_keeps_out_of_the_sum(sign: float, order: str) -> None:
+    """The row's maximum is infinite and stays so for later tiles; what the mask keeps is exp(-inf) = 0, and no NaN."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
+        s = torch.where(far, sign * math.inf, q @ k.mT)
+        p = (s - s.amax(-1, keepdim=True) if sign > 0 else s.amin(-1, keepdim=True) - s).exp()
+        p = p.masked_fill(torch.arange(40) > torch.arange(40)[:, None], 0.0)
+        return p.sum(-1), p @ v
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 40, 16).unbind(0)
+    far = torch.zeros(40, 40, dtype=torch.bool)
+    far[0, 1] = far[5, 20] = True  # hidden
+    far[6, 3] = far[39, 39] = far[8, 30] = True  # seen, seen in the last tile, hidden
+    torch._dynamo.reset()
+    options: Any = {"fuse": "always", "rest": "eager", "threads": 1, "schedule": f"tile_m=8,tile_n=16,rows=2,order={order}"}
+    with torch.no_grad():
+        got = torch.compile(fn, backend="aicf", options=options)(q, k, v, far)
+        eager, exact = fn(q, k, v, far), fn(q.double(), k.double(), v.double(), far)
+    assert eager[0][0, 0, :9].isnan().tolist() == [False] * 6 + [True, False, False]
+    for mine, theirs, true in zip(got, eager, exact, strict=True):
+        assert_contract(mine, theirs, true, "f32")

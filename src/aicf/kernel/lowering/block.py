@@ -104,7 +104,7 @@ class Block:
         self.out.append(Map(new, call(x.extremum.op, var(name, "f32"), var(f"{name}_tile", "f32"))))
         reference = self.builder.row_tile(x.extremum.reference.name)
         self.out.append(Map(reference, reference_of(x.extremum.op, var(new.name, "f32"))))
-        self.known[x.extremum.old] = old_reference(x, var(name, "f32"))
+        self.known[x.extremum.old] = old_reference(x, var(name, "f32"), self.builder.region.sums)
 
     def _scales(self) -> dict[Expr, Tile]:
         scales: dict[Expr, Tile] = {}

@@ -28,6 +28,7 @@ from aicf.scalar import (
     Var,
     call,
     const,
+    in_a_branch,
     index,
     integer_const,
     load,
@@ -279,12 +280,16 @@ class KernelBuilder:
         return sorted(names & set(self.region.sizes))
 
 
-def old_reference(x: Extremum, extremum: Expr) -> Expr:
+def old_reference(x: Extremum, extremum: Expr, sums: Iterable[Sum]) -> Expr:
     """What stands for the old reference when sums are rebased: while the extremum is the identity nothing has been summed, so
-    that any factor is right but NaN."""
-    if x.extremum.op == "max":
-        return extremum
-    return call("where", call("eq", extremum, identity_of(x.extremum.op)), x.extremum.reference, extremum)
+    that any factor is right but NaN. So it is at the other infinity, where a mask keeps the score that is infinite out of a sum:
+    the terms that are in it are 0."""
+    identity = identity_of(x.extremum.op)
+    old, new = extremum, cast(Expr, x.extremum.reference)
+    if any(in_a_branch(s.sum.weight, x.extremum.reference) for s in sums):
+        other, zero = const(-float(identity.value), identity.dtype), const(0.0, identity.dtype)
+        old, new = (call("where", call("eq", e, other), zero, e) for e in (old, new))
+    return old if x.extremum.op == "max" else call("where", call("eq", extremum, identity), new, old)
 
 
 def _expression(dim: Dim) -> Expr:

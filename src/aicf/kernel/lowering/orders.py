@@ -135,7 +135,7 @@ def _combine(b: KernelBuilder, count: Expr) -> list[Stmt]:
         out.append(Map(shared, reference_of(op, var(both.name, "f32"))))
         for known, extremum in ((mine, name), (theirs, other.name)):
             known[x.extremum.reference] = var(shared.name, "f32")
-            known[x.extremum.old] = substitute(old_reference(x, var(extremum, "f32")), known)
+            known[x.extremum.old] = substitute(old_reference(x, var(extremum, "f32"), b.region.sums), known)
     scales: dict[Expr, tuple[Expr, Expr]] = {}
     for s in b.region.sums:
         rescale = s.sum.rescale
