@@ -1,10 +1,11 @@
 """The corpus runner: tiny random models of many architectures, eager against AICF, as a table and as JSON.
 
-    python -m tests.corpus.run --models path/to/tiny_models.py --names path/to/corpus.txt [--json out.json] [name …]
+    python -m tests.corpus.run [name …] [--attention sdpa] [--batch 3] [--length 21] [--padding left] [--dtype bf16] [--json FILE]
 
-`--models` (or the environment variable AICF_TINY_MODELS) is a Python file with `build(name) -> (module, inputs)`; names are
-given or read from a file. Each architecture runs in a process of its own, with a limit on time and memory. The exit code is 1
-when a result is wrong, something crashes, or less than 97 % of the blocks stream.
+The models are those of tests/corpus/models.py. `--models` (or the environment variable AICF_TINY_MODELS) is another Python file
+with `build(name) -> (module, inputs)`, which gets what is given of attention, batch, length, padding and dtype. Names are given
+or read from a file, by default tests/corpus/architectures.txt. Each architecture runs in a process of its own, with a limit on
+time and memory. The exit code is 1 when a result is wrong, something crashes, or less than 97 % of the blocks stream.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ import torch
 
 from tests.corpus.measure import measure
 
+HERE = Path(__file__).parent
 ASKED = 0.97
+TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 COLUMNS = ("blocks", "streamed", "declined", "refused", "missed", "graphs")
 
 
@@ -35,18 +38,23 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line; see the module."""
     p = argparse.ArgumentParser(prog="tests.corpus.run", description=__doc__.splitlines()[0] if __doc__ else None)
     p.add_argument("names", nargs="*", help="architectures (default: those of --names)")
-    p.add_argument("--models", default=os.environ.get("AICF_TINY_MODELS"), help="Python file with build(name)")
-    p.add_argument("--names", dest="file", help="text file of architectures")
+    p.add_argument("--models", default=os.environ.get("AICF_TINY_MODELS", str(HERE / "models.py")), help="file with build(name)")
+    p.add_argument("--names", dest="file", default=str(HERE / "architectures.txt"), help="text file of architectures")
+    p.add_argument("--attention", choices=("eager", "sdpa"), help="implementation that transformers runs")
+    p.add_argument("--batch", type=int)
+    p.add_argument("--length", type=int, help="of text")
+    p.add_argument("--padding", choices=("right", "left", "none"), help="side of the padding in the last row")
+    p.add_argument("--dtype", choices=tuple(TYPES))
     p.add_argument("--json", help="where to write all results")
     p.add_argument("--seconds", type=int, default=180, help="limit per architecture")
     p.add_argument("--gigabytes", type=int, default=14, help="limit of address space per architecture")
     given = p.parse_args(arguments)
-    if not given.models or not Path(given.models).is_file():
-        print("no tiny models: give --models or set AICF_TINY_MODELS to a Python file with build(name); nothing was run")
-        return 0
-    names = given.names or (Path(given.file).read_text().split() if given.file else [])
-    if not names:
-        p.error("no architectures: name some, or give --names FILE")
+    if not Path(given.models).is_file():
+        p.error(f"there is no file {given.models}")
+    names = given.names or Path(given.file).read_text().split()
+    form = {k: getattr(given, k) for k in ("attention", "batch", "length", "padding") if getattr(given, k) is not None}
+    if given.dtype:
+        form["dtype"] = TYPES[given.dtype]
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)  # before forking: threads don't come along
     builder(given.models)  # its imports, and the compiler's own, are paid for once
@@ -54,14 +62,14 @@ def main(arguments: list[str] | None = None) -> int:
     results: dict[str, dict[str, Any]] = {}
     for k, name in enumerate(names):
         start = time.perf_counter()
-        results[name] = apart(given.models, name, given.seconds, given.gigabytes)
+        results[name] = apart(given.models, name, form, given.seconds, given.gigabytes)
         print(f"{k + 1:3d}/{len(names)} {_line(name, results[name])}  {time.perf_counter() - start:.0f} s", flush=True)
         if given.json:
             Path(given.json).write_text(json.dumps(results, indent=1) + "\n")
     return _summary(results)
 
 
-def apart(models: str, name: str, seconds: int, gigabytes: int) -> dict[str, Any]:
+def apart(models: str, name: str, form: Mapping[str, Any], seconds: int, gigabytes: int) -> dict[str, Any]:
     """`one` in a process of its own; what goes wrong is the entry `crash`."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -70,7 +78,7 @@ def apart(models: str, name: str, seconds: int, gigabytes: int) -> dict[str, Any
     def child() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         try:
-            sender.send(one(models, name))
+            sender.send(one(models, name, form))
         except BaseException as e:
             sender.send({"crash": f"{type(e).__name__}: {e}"[:2000], "trace": traceback.format_exc()[-6000:]})
 
@@ -87,17 +95,17 @@ def apart(models: str, name: str, seconds: int, gigabytes: int) -> dict[str, Any
         process.join()
 
 
-def one(models: str, name: str) -> dict[str, Any]:
+def one(models: str, name: str, form: Mapping[str, Any]) -> dict[str, Any]:
     """Builds and measures one architecture; the entry `skipped` says why it cannot be built here."""
     torch.set_num_threads(1)
     try:
-        model, inputs = builder(models)(name)
+        model, inputs = builder(models)(name, **form)
     except Exception as e:
         return {"skipped": f"cannot be built here: {e}"[:400]}
     return measure(model, inputs).as_json()
 
 
-def builder(path: str) -> Callable[[str], tuple[torch.nn.Module, Mapping[str, Any]]]:
+def builder(path: str) -> Callable[..., tuple[torch.nn.Module, Mapping[str, Any]]]:
     """The function `build` of a Python file, loaded once."""
     module = sys.modules.get("tiny_models")
     if module is None:

@@ -13,13 +13,15 @@ from torch._subclasses import FakeTensorMode
 
 from aicf.frontends.torch.capture.retrace import trace
 from tests.corpus.blocks import attention_blocks
-from tests.corpus.measure import measure
+from tests.corpus.measure import float_tensors, measure
 
 transformers = pytest.importorskip("transformers")
 try:
     transformers.PreTrainedModel  # noqa: B018 (transformers imports lazily)
 except ModuleNotFoundError as e:
     pytest.skip(f"transformers does not import here: {e}", allow_module_level=True)
+
+build = pytest.importorskip("tests.corpus.models").build
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 100}
 
@@ -95,3 +97,22 @@ def test_the_counter_does_not_count_what_is_no_attention():
     assert count(lambda x, w, v: torch.softmax(F.linear(x, w), -1) @ v, (6, 4), (5, 4), (5, 4), weights=(1,)) == 0
     # A classifier over attention weights.
     assert count(lambda q, k, w: torch.softmax(q @ k.mT, -1) @ w, (2, 6, 4), (2, 6, 4), (6, 3), weights=(2,)) == 0
+
+
+# ------------------------------------------------------------------------------------------------ the tiny models
+
+
+@pytest.mark.parametrize("name, main", [("qwen2", "input_ids"), ("bart", "decoder_input_ids"), ("vit", "pixel_values")])
+def test_tiny_models_are_built_from_their_type_alone(name: str, main: str) -> None:
+    model, inputs = build(name, attention="sdpa", batch=3, length=9, dtype=torch.bfloat16)
+    assert main in inputs and all(x.shape[0] == 3 for x in inputs.values())
+    assert all(p.dtype == torch.bfloat16 and p.numel() < 1 << 20 for p in model.parameters())
+    with torch.no_grad():
+        outputs = list(float_tensors(model(**inputs)))
+    assert outputs and all(x.isfinite().all() for x in outputs)
+
+
+def test_padding_lies_where_it_is_asked_for() -> None:
+    for side, row in (("left", [0, 1, 1, 1]), ("right", [1, 1, 1, 0]), ("none", [1, 1, 1, 1])):
+        mask = build("bert", length=4, padding=side)[1]["attention_mask"]
+        assert mask.tolist() == [[1, 1, 1, 1], row]
