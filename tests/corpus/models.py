@@ -129,7 +129,7 @@ def shrink(fields: dict[str, Any]) -> dict[str, Any]:
             small[key] = MISSING.get(key)
         elif depth and key.lstrip("_") in ("out_features", "out_indices"):
             small[key] = None  # the last layer
-        elif depth and key in DEPTHS:
+        elif depth and key in DEPTHS and isinstance(value, int):
             small[key] = min(value, len(kept))
         elif key == "image_size" and not staged:
             small[key] = _image(value, fields.get("patch_size"))
