@@ -149,8 +149,15 @@ def test_explain_of_a_refusal(qkv: tuple[Tensor, ...]) -> None:
 
 def test_explain_of_a_gradient(qkv: tuple[Tensor, ...]) -> None:
     with torch.enable_grad():
-        report = aicf.explain(attention, *(x.requires_grad_() for x in qkv))
-    assert [r.status for r in report.regions] == ["refused"]
+        report = aicf.explain(attention, *(x.requires_grad_() for x in qkv), options={"fuse": "always"})
+        assert [r.status for r in report.regions] == ["streamed"]
+
+        def shared(q: Tensor, k: Tensor, v: Tensor, temperature: Tensor) -> Tensor:
+            return attention(q * 1.0, k, v) + ((q @ k.mT) * temperature).softmax(-1) @ v
+
+        given = [*(x.requires_grad_() for x in qkv), torch.ones((), requires_grad=True)]
+        report = aicf.explain(shared, *given, options={"fuse": "always"})
+    assert "refused" in [r.status for r in report.regions]
     assert "torch.no_grad()" in str(report)
 
 

@@ -74,13 +74,16 @@ def test_what_is_declined_makes_no_line(lines: Any) -> None:
 
 
 def test_a_gradient_is_one_line_for_all_layers_and_graphs(lines: Any) -> None:
-    def layers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        x = attend(attend(q, k, v), k, v)
+    def heated(q: Tensor, k: Tensor, v: Tensor, temperature: Tensor) -> Tensor:
+        return (q @ k.mT * temperature).softmax(-1) @ v
+
+    def layers(q: Tensor, k: Tensor, v: Tensor, temperature: Tensor) -> Tensor:
+        x = heated(heated(q, k, v, temperature), k, v, temperature)
         torch._dynamo.graph_break()
-        return attend(x, k, v)
+        return heated(x, k, v, temperature)
 
     q, k, v = qkv()
-    (line,) = lines(layers, q.requires_grad_(), k, v, grad=True)
+    (line,) = lines(layers, q, k, v, torch.ones((), requires_grad=True), grad=True)
     assert line.startswith("AICF: 3 attentions are not streamed (") and "a gradient is asked of it" in line, line
     assert f"{HERE}:" in line and "Scores: 76.6 KiB each" in line and "torch.no_grad()" in line and "AICF_LOGS" in line, line
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from aicf.driver import RegionResult, compile_graph
+from aicf.driver import Options, RegionResult, compile_graph
 from aicf.frontends.torch.capture.equal_sizes import guard_equal_sizes
 from aicf.frontends.torch.capture.marked_sizes import explain_marked_sizes, marked_sizes
 from aicf.frontends.torch.capture.retrace import retrace
@@ -25,7 +25,10 @@ from aicf.frontends.torch.read.reader import Reading, read
 from aicf.frontends.torch.rewrite.gradients import Gradients
 from aicf.frontends.torch.rewrite.replace import rewrite, uncallable_tensors
 from aicf.frontends.torch.run.devices import for_device
+from aicf.frontends.torch.run.region_op import size_names
+from aicf.frontends.torch.run.training import NotTrained, Training, trained
 from aicf.report import GraphReport
+from aicf.runtime.device import DeviceExecutable
 from aicf.scalar import variables
 
 from .options import BackendOptions
@@ -35,7 +38,7 @@ MAX_WIDTHS = 3  # how often sizes are fixed: a refusal names one at a time
 MAX_CUTS = 4  # how often regions are cut anew when one cannot be called where it was cut
 log = logging.getLogger("aicf")
 
-GRADIENT = "a gradient is asked of it, and gradients are not derived yet: call it under torch.no_grad() or torch.inference_mode()"
+GRADIENT = "a gradient is asked of it that is not derived yet: call it under torch.no_grad() or torch.inference_mode()"
 DIFFERENTIATED = "a gradient is taken inside of it (torch.func), and gradients are not derived yet"
 
 
@@ -52,10 +55,10 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
             traced, reading = _read_and_compile(gm, inputs, options, report)
         report.regions = in_order(reading, [*report.regions, *attention_ops(reading)])
         gradients = Gradients(gm, inputs)
-        refuse_gradients(traced, reading, report.regions, gradients)
+        trainings = with_gradients(traced, reading, report.regions, gradients, options.driver)
         # A reduction that needs a gradient is not reported: PyTorch computes it as without AICF.
-        report.regions = [r for r in report.regions if r.kind == "attention" or r.reason != GRADIENT]
-        if not rewrite(traced, reading, report.regions):
+        report.regions = [r for r in report.regions if r.kind == "attention" or not r.reason.startswith(GRADIENT)]
+        if not rewrite(traced, reading, report.regions, trainings):
             return report, None
         gradients.detach_regions(traced)
         return report, traced
@@ -143,11 +146,29 @@ def specialise_widths(reading: Reading, regions: Sequence[RegionResult], marked:
     return bool(widths)
 
 
-def refuse_gradients(traced: Module, reading: Reading, regions: Sequence[RegionResult], gradients: Gradients) -> None:
-    """Refuses streamed regions whose results need a gradient."""
+def with_gradients(
+    traced: Module, reading: Reading, regions: Sequence[RegionResult], gradients: Gradients, options: Options
+) -> dict[int, Training]:
+    """The gradients of streamed regions of whose results one is asked, by id; where none can be derived the region is refused."""
+    found: dict[int, Training] = {}
+    hints = size_hints(reading)
     for r in regions:
-        if r.status == "streamed" and any(gradients.is_required(reading.anchors[node][0].fx) for node in r.outputs):
-            r.refuse(GRADIENT)
+        if r.status != "streamed" or not any(gradients.is_required(reading.anchors[node][0].fx) for node in r.outputs):
+            continue
+        unsure = not reading.possibly_empty.isdisjoint(size_names(r))
+        try:
+            if gradients.has_hooks_or_bodies or unsure or isinstance(r.executable, DeviceExecutable):
+                raise NotTrained("")
+            if reading.mutated:
+                raise NotTrained("the graph changes tensors in place")
+            ends = [[reading.anchors[n][0].fx for n in own] for own in (r.inputs, r.outputs)]
+            if not gradients.all_recorded(traced, *ends):
+                raise NotTrained("a part of it is detached")
+            wanted = [k for k, fx in enumerate(ends[0]) if gradients.may_require(traced, fx)]
+            found[id(r)] = trained(r, wanted, options, hints)
+        except NotTrained as no:
+            r.refuse(f"{GRADIENT} ({no})" if str(no) else GRADIENT)
+    return found
 
 
 def is_parameter(x: Any) -> bool:

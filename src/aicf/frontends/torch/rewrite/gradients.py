@@ -11,6 +11,7 @@ node of the traced graph refers to the node of Dynamo's graph that it comes from
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -52,6 +53,43 @@ class Gradients:
                 made = [_detached(traced, x) if self._may_require(traced, x, order) else x for x in read]
             call.args = (call.args[0], made, call.args[2])
         traced.recompile()
+
+    def may_require(self, traced: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+        """Whether a gradient may be recorded for what `node` of `traced` holds."""
+        return self._may_require(traced, node, {n: k for k, n in enumerate(traced.graph.find_nodes(op="placeholder"))})
+
+    def all_recorded(
+        self, traced: torch.fx.GraphModule, inputs: Sequence[torch.fx.Node], outputs: Sequence[torch.fx.Node]
+    ) -> bool:
+        """Whether autograd would record every op between `inputs` and `outputs` on the way of a gradient, so that none of them is
+        detached or stands under a `no_grad`."""
+        if self.bodies:
+            return False
+        order = {n: k for k, n in enumerate(traced.graph.find_nodes(op="placeholder"))}
+        seen: set[torch.fx.Node] = set(inputs)
+        stack = [n for n in outputs if n not in seen]
+        while stack:
+            node = stack.pop()
+            if node in seen or node.op in ("placeholder", "get_attr"):
+                continue
+            seen.add(node)
+            stack += node.all_input_nodes
+            value = node.meta.get("val")
+            floating = not isinstance(value, torch.Tensor) or value.is_floating_point()
+            counts = floating and node.target is not operator.getitem and not self._is_recorded(node)
+            if counts and any(self._may_carry(traced, x, order) for x in node.all_input_nodes):
+                return False
+        return True
+
+    def _is_recorded(self, node: torch.fx.Node) -> bool:
+        return node.target is not _DETACH and _origin(node) in self.recorded
+
+    def _may_carry(self, traced: torch.fx.GraphModule, node: torch.fx.Node, order: dict[torch.fx.Node, int]) -> bool:
+        if node.target is operator.getitem or node.op in ("placeholder", "get_attr"):
+            return node.op not in ("placeholder", "get_attr") or self._may_require(traced, node, order)
+        value = node.meta.get("val")
+        floating = not isinstance(value, torch.Tensor) or value.is_floating_point()
+        return floating and (_origin(node) is None or node.target is _DETACH or self._is_recorded(node))
 
     def _may_require(self, traced: torch.fx.GraphModule, node: torch.fx.Node, order: dict[torch.fx.Node, int]) -> bool:
         value = node.meta.get("val")

@@ -11,7 +11,7 @@ region whose outputs are changed in place too early is refused with the reason.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from aicf.driver import RegionResult
 from aicf.frontends.torch.fx.locations import location_of
 from aicf.frontends.torch.read.reader import Anchor, Reading, storage_of, written_by
 from aicf.frontends.torch.run.region_op import REGION, register, size_names
+from aicf.frontends.torch.run.training import TRAINED, Training, enter
 from aicf.runtime.device import DeviceExecutable
 from aicf.semantic import Node
 
@@ -66,9 +67,11 @@ def uncallable_tensors(gm: torch.fx.GraphModule, reading: Reading, results: Sequ
     return found
 
 
-def rewrite(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[RegionResult]) -> dict[int, RegionResult]:
+def rewrite(
+    gm: torch.fx.GraphModule, reading: Reading, results: Sequence[RegionResult], trainings: Mapping[int, Training] | None = None
+) -> dict[int, RegionResult]:
     """Replaces every streamed region of `results` in `gm`, in place, and returns those that were replaced by the number that
-    their call has.
+    their call has. `trainings`: the gradients of regions, by id, where they are asked.
 
     A region that cannot be placed becomes `refused`, with its reason. `gm` computes the same as before in any case.
     """
@@ -85,7 +88,7 @@ def rewrite(gm: torch.fx.GraphModule, reading: Reading, results: Sequence[Region
         except (CannotPlace, CannotCopy) as no:
             result.refuse(str(no))
         else:
-            placed[_apply(gm, reading, nodes, result, place, new)] = result
+            placed[_apply(gm, reading, nodes, result, place, new, (trainings or {}).get(id(result)))] = result
     if placed:
         for node in list(gm.graph.nodes):
             if node.op == "call_function" and node.target in _CHECKED and not node.users:
@@ -150,6 +153,7 @@ def _apply(
     result: RegionResult,
     place: Place,
     new: dict[torch.fx.Node, torch.fx.Node],
+    training: Training | None,
 ) -> int:
     at, outputs = place.at, place.outputs
     inputs = [new.get(i, i) for i in place.inputs]
@@ -170,8 +174,12 @@ def _apply(
         # The kernel writes rows along the last dimension; another innermost one needs a copy.
         orders = [memory_order(old) for old in outputs]
         direct = [o if o[-1:] == (len(o) - 1,) else tuple(range(len(o))) for o in orders]
-        number = register(result, direct, place.original and place.original.module, reading.possibly_empty)
-        call = gm.graph.call_function(REGION, (number, inputs, sizes))
+        if training is not None:
+            number = enter(training, direct)
+            call = gm.graph.call_function(TRAINED, (number, inputs))
+        else:
+            number = register(result, direct, place.original and place.original.module, reading.possibly_empty)
+            call = gm.graph.call_function(REGION, (number, inputs, sizes))
     call.meta = {k: v for k, v in outputs[0].meta.items() if k in ("stack_trace", "seq_nr", "from_node")}
     last = call
     for k, old in enumerate(outputs):

@@ -28,6 +28,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch._inductor.fx_passes import joint_graph
 
 from .region_op import REGION
+from .training import TRAINED
 
 _PATTERNS = "_sfdp_pattern"
 _KEPT = "search_fn_pattern"  # what PyTorch's check calls the pattern from disk; where there is none, it makes an exact one
@@ -36,7 +37,7 @@ _KEPT = "search_fn_pattern"  # what PyTorch's check calls the pattern from disk;
 def through_inductor(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
     """`module` compiled by Inductor, with attention patterns compared exactly. Raises whatever that raises."""
     changed: dict[str, Any] = {"joint_custom_pre_pass": ExactPatterns(inductor_config.joint_custom_pre_pass)}
-    if any(n.target is REGION for n in module.graph.nodes):
+    if any(n.target in (REGION, TRAINED) for n in module.graph.nodes):
         changed["cpp_wrapper"] = False
     with _restored_patterns():
         return compile_fx(module, list(inputs), config_patches=changed)

@@ -21,6 +21,7 @@ from aicf.report import GraphReport
 
 from .inductor import missing_directory, through_inductor
 from .region_op import REGION, run_region
+from .training import TRAINED
 
 Module = torch.fx.GraphModule
 _DETACH = torch.ops.aten.detach.default
@@ -72,8 +73,8 @@ def only_regions(module: Module) -> bool:
     """Whether only views are left beside the regions, which need no code from Inductor."""
     aten = torch.ops.aten
     views = (
-        operator.getitem, REGION, aten.sym_size.int, aten.view.default, aten.permute.default, aten.transpose.int, aten.t.default,
-        aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default, aten.slice.Tensor, aten.select.int,
+        operator.getitem, REGION, TRAINED, aten.sym_size.int, aten.view.default, aten.permute.default, aten.transpose.int,
+        aten.t.default, aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default, aten.slice.Tensor, aten.select.int,
         aten.detach.default,
     )  # fmt: skip
     return all(n.op in ("placeholder", "output") or (n.op == "call_function" and n.target in views) for n in module.graph.nodes)

@@ -19,6 +19,7 @@ from aicf.runtime.device import DeviceExecutable
 from aicf.scalar import Load, walk
 
 from .region_op import REGION, size_names
+from .training import TRAINED
 
 EAGER_LIMIT = 1 << 30  # scores that the call of an explanation may write to memory
 MAX_MASK_ELEMENTS = 1 << 27  # elements of a mask
@@ -29,11 +30,11 @@ log = logging.getLogger("aicf")
 def count_tiles(module: GraphModule, regions: Sequence[RegionResult], values: Sequence[Any]) -> None:
     """Fills in `tiles` of the streamed `regions` of a rewritten graph where they depend on tensors, for `module(*values)`. They
     stay None where a mask's tensor is the result of another region, is changed in place, or is too large."""
-    calls = [n for n in module.graph.nodes if n.target is REGION]
+    calls = [n for n in module.graph.nodes if n.target in (REGION, TRAINED)]
     streamed = [r for r in regions if r.status == "streamed"]
     with torch.random.fork_rng(devices=[]):
         for call, region in zip(calls, streamed, strict=True):
-            if region.tiles is None and region.executable is not None:
+            if call.target is REGION and region.tiles is None and region.executable is not None:
                 _count(module, call, region, values)
 
 
@@ -97,7 +98,7 @@ def _ancestors(nodes: Iterable[Node]) -> set[Node] | None:
         if node in ancestors:
             continue
         schema = getattr(node.target, "_schema", None)
-        if node.target is REGION or node.op == "call_module" or (schema is not None and schema.is_mutable):
+        if node.target in (REGION, TRAINED) or node.op == "call_module" or (schema is not None and schema.is_mutable):
             return None
         ancestors.add(node)
         left += node.all_input_nodes
