@@ -95,7 +95,7 @@ class _Derivation:
         self.source = _Source(inputs, self.b)
         self.saved: dict[Saved, Node] = {}
         self.sums = Sums(self.b)
-        self.depth = _depths(self.order)
+        self.depth = _depths(self.order, set(self.inputs))
 
     def run(self) -> Gradient:
         try:
@@ -123,6 +123,7 @@ class _Derivation:
             applied = Applied(
                 self.b, n, lambda k, n=n: self.value(n.inputs[k]), lambda n=n: self.value(n),
                 lambda n=n: self._weights(n), self.sums, self.still and self.depth[n] == 1,
+                self.depth[n] == 1,
             )  # fmt: skip
             for k, x in enumerate(n.inputs):
                 if x not in active:
@@ -257,9 +258,10 @@ def _between(outputs: Sequence[Node], inputs: set[Node]) -> list[Node]:
     return order
 
 
-def _depths(order: Sequence[Node]) -> dict[Node, int]:
-    """How many products follow each other up to each node, itself included."""
+def _depths(order: Sequence[Node], inputs: set[Node]) -> dict[Node, int]:
+    """How many products follow each other from `inputs` up to each node, itself included."""
     depths: dict[Node, int] = {}
     for n in order:
-        depths[n] = max((depths[x] for x in n.inputs if x in depths), default=0) + (n.op in _PRODUCTS)
+        own = n.op in _PRODUCTS and n not in inputs  # an input may be a product, made outside
+        depths[n] = max((depths[x] for x in n.inputs if x in depths and n not in inputs), default=0) + own
     return depths

@@ -21,7 +21,7 @@ ZERO = integer_const(0)
 class Applied:
     """An op of the source where its derivative is asked: `x` and `y` are its operands and its result in the backward graph,
     computed when they are asked for, `weights` the softmax of the operand of a softmax or the like; `sums` sums over axes of what
-    is made here; `still`: no output depends on what maxima and minima are."""
+    is made here; `still`: no output depends on what maxima and minima are; `first`: no product comes before this op."""
 
     b: GraphBuilder
     node: Node
@@ -30,6 +30,7 @@ class Applied:
     weights: Callable[[], Node]
     sums: Sums
     still: bool
+    first: bool = False
 
     @property
     def attrs(self) -> Mapping[str, Any]:
@@ -143,7 +144,7 @@ def _matmul(a: Applied, g: Node, k: int) -> Node:
     b, other = a.b, a.x(1 - k)
     if k == 0:
         made = b.op("matmul", g, swapped(b, other))
-    elif a.x(1).op == "permute":  # k^T: its rows are those of k, and so are its gradient's
+    elif a.first or a.x(1).op == "permute":  # k^T: its rows are those of k, and so are its gradient's
         made = swapped(b, b.op("matmul", swapped(b, g), other))
     else:
         made = b.op("matmul", swapped(b, other), g)

@@ -162,12 +162,13 @@ def test_explain_of_a_gradient(qkv: tuple[Tensor, ...]) -> None:
 
 
 def test_explain_of_a_refusal_says_nothing_of_a_streaming(qkv: tuple[Tensor, ...]) -> None:
-    def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = q @ k.mT
+    def masked(q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+        scores = q @ k.mT * scale
         return scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf).softmax(-1) @ v
 
     with torch.enable_grad():
-        report = aicf.explain(masked, *(x.requires_grad_() for x in qkv), options={"fuse": "always"})
+        scale = torch.ones((), requires_grad=True)
+        report = aicf.explain(masked, *(x.requires_grad_() for x in qkv), scale, options={"fuse": "always"})
     assert [line.split()[0] for line in str(report).splitlines()[3:]] == ["from", "why", "mask", "memory"]
 
 

@@ -343,7 +343,7 @@ def test_a_gradient_is_streamed_and_right() -> None:
     assert compiled.statuses == ["streamed"]
     ours = torch.autograd.grad(out.square().sum(), args)
     theirs = torch.autograd.grad(attention(*args).square().sum(), args)
-    close(ours, theirs)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)  # row-major, whatever order eager's happen to have
 
 
 def test_a_gradient_turned_on_inside_is_streamed() -> None:

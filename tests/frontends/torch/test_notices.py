@@ -172,23 +172,26 @@ def test_an_op_that_nothing_is_known_of(lines: Any) -> None:
 
 
 def test_who_is_told_otherwise_gets_no_line(lines: Any) -> None:
-    q, k, v = qkv()
-    q.requires_grad_()
-    assert lines(attend, q, k, v, grad=True, options=OPTIONS | {"report": lambda _: None}) == []  # pyright: ignore[reportUnknownLambdaType]
+    def heated(q: Tensor, k: Tensor, v: Tensor, temperature: Tensor) -> Tensor:
+        return (q @ k.mT * temperature).softmax(-1) @ v
+
+    given = [*qkv(), torch.ones((), requires_grad=True)]
+    assert lines(heated, *given, grad=True, options=OPTIONS | {"report": lambda _: None}) == []  # pyright: ignore[reportUnknownLambdaType]
     with pytest.raises(aicf.NotStreamed):
-        lines(attend, q, k, v, grad=True, options=OPTIONS | {"require": "streamed"})
+        lines(heated, *given, grad=True, options=OPTIONS | {"require": "streamed"})
     with torch.enable_grad():
-        assert aicf.explain(attend, q, k, v).regions[0].status == "refused"
+        assert aicf.explain(heated, *given).regions[0].status == "refused"
 
 
 SCRIPT = """
 import torch
-def attend(q, k, v):
-    return (q @ k.mT).softmax(-1) @ v
+def attend(q, k, v, temperature):
+    return (q @ k.mT * temperature).softmax(-1) @ v
 q, k, v = (torch.randn(2, 64, 16, requires_grad=True) for _ in range(3))
-torch.compile(attend, backend="aicf", options={"rest": "eager", "fuse": "always"})(q, k, v)
+temperature = torch.ones((), requires_grad=True)
+torch.compile(attend, backend="aicf", options={"rest": "eager", "fuse": "always"})(q, k, v, temperature)
 with torch.no_grad():
-    torch.compile(attend, backend="aicf", options={"rest": "eager", "fuse": "always"})(q, k, v)
+    torch.compile(attend, backend="aicf", options={"rest": "eager", "fuse": "always"})(q, k, v, temperature)
 """
 
 

@@ -177,6 +177,7 @@ def _apply(
         if training is not None:
             number = enter(training, direct)
             call = gm.graph.call_function(TRAINED, (number, inputs))
+            _recorded(gm, call)
         else:
             number = register(result, direct, place.original and place.original.module, reading.possibly_empty)
             call = gm.graph.call_function(REGION, (number, inputs, sizes))
@@ -193,6 +194,27 @@ def _apply(
         new[old] = made
         old.replace_all_uses_with(made)
     return number
+
+
+def _recorded(gm: torch.fx.GraphModule, call: torch.fx.Node) -> None:
+    """Makes autograd record `call`, whose place may lie in a `no_grad` block that the ops it replaces are not in:
+
+    with torch.no_grad():
+        q, k, v = f(x)
+        with torch.enable_grad():
+            y = attention(q, k, v)
+    """
+    on = torch.is_grad_enabled()
+    for node in gm.graph.nodes:
+        if node is call:
+            break
+        if node.target is torch._C._set_grad_enabled:
+            on = bool(node.args[0])
+    if not on:
+        with gm.graph.inserting_before(call):
+            gm.graph.call_function(torch._C._set_grad_enabled, (True,))
+        with gm.graph.inserting_after(call):
+            gm.graph.call_function(torch._C._set_grad_enabled, (False,))
 
 
 def _first_position(reading: Reading, a: Anchor) -> int:

@@ -167,7 +167,7 @@ def _text(plan: Plan) -> list[Any]:
 def run_trained(handle: int, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     t = _TRAININGS[handle]
     sizes = t.sizes(inputs)
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):  # the types are the graph's own
         found = t.forward.run(inputs, sizes)
     made = _fake_trained(handle, inputs)
     result: list[torch.Tensor] = []
@@ -187,7 +187,7 @@ def run_gradients(handle: int, tensors: list[torch.Tensor]) -> list[torch.Tensor
     n = len(t.inputs)
     sizes = t.sizes(tensors[:n])
     kept = tensors[n : n + len(t.gradient.saved)]
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):  # the types are the graph's own
         finite = t.cautious is None or all(bool(x.isfinite().all()) for x in kept)
         program = t.backward if finite or t.cautious is None else t.cautious
         found = program.run(tensors, sizes)
