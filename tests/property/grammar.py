@@ -47,11 +47,12 @@ def kept(shape: Sequence[int], layout: str, g: torch.Generator) -> torch.Tensor:
     return blocks & scattered if layout == "scattered blocks" else blocks.clone()
 
 
-def special(x: torch.Tensor, g: torch.Generator | None) -> torch.Tensor:
-    """`x` with some of its rows NaN or infinite (None: as it is): a mask that hides them must hide them as it does in eager."""
+def special(x: torch.Tensor, g: torch.Generator | None, name: str) -> torch.Tensor:
+    """`x` with some of its rows NaN or infinite (None: as it is): a mask that hides them must hide them as it does in eager.
+    Values are not infinite: sums that are carried apart become NaN of them where the source has an infinity (README)."""
     if g is not None and x.numel():
         rows = x.flatten(0, -2)
-        for value in (math.nan, math.inf, -math.inf):
+        for value in (math.nan, *((math.inf, -math.inf) if name != "v" else ())):
             rows[int(torch.randint(len(rows), (), generator=g)), 0] = value
     return x
 
@@ -227,7 +228,7 @@ class _Writer:
         B = self.size["b"]
 
         def fill(*shape: int) -> Maker:
-            return lambda g: special(torch.randn(shape, generator=g) * scale + offset, g if self.strict else None).to(kind)
+            return lambda g: special(torch.randn(shape, generator=g) * scale + offset, g if self.strict else None, name).to(kind)
 
         layouts = ["plain", "transposed", "merged", "sliced", "width first", "cache", "stepped"]
         if name != "q":

@@ -142,6 +142,12 @@ def test_halves(f: Function, dtype: str) -> None:
     assert check(f, qkv(kv_heads=2 if f is grouped else None), dtype=dtype) == "streamed"
 
 
+def test_in_fp32_only_where_it_is_demanded() -> None:
+    """Its gradients may be less exact than PyTorch's; the cost model is not asked."""
+    assert check(plain, qkv(), fuse="auto").startswith("a gradient is asked of it, and gradients in fp32 stream with fuse")
+    assert check(plain, qkv(256, 256), dtype="bf16", fuse="auto") == "streamed"
+
+
 def padded(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
     return scores(q, k).masked_fill(~keep, -math.inf).softmax(-1) @ v
 

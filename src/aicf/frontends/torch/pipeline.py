@@ -29,7 +29,7 @@ from aicf.frontends.torch.run.region_op import size_names
 from aicf.frontends.torch.run.training import NotTrained, Training, trained
 from aicf.report import GraphReport
 from aicf.runtime.device import DeviceExecutable
-from aicf.scalar import variables
+from aicf.scalar import is_half, variables
 
 from .options import BackendOptions
 
@@ -38,7 +38,12 @@ MAX_WIDTHS = 3  # how often sizes are fixed: a refusal names one at a time
 MAX_CUTS = 4  # how often regions are cut anew when one cannot be called where it was cut
 log = logging.getLogger("aicf")
 
-GRADIENT = "a gradient is asked of it that is not derived yet: call it under torch.no_grad() or torch.inference_mode()"
+ASKED = "a gradient is asked of it"
+GRADIENT = f"{ASKED} that is not derived yet: call it under torch.no_grad() or torch.inference_mode()"
+FP32 = (
+    f'{ASKED}, and gradients in fp32 stream with fuse="always" only: they can be less exact than PyTorch\'s where one key has '
+    "almost all of a row's weight"
+)
 DIFFERENTIATED = "a gradient is taken inside of it (torch.func), and gradients are not derived yet"
 
 
@@ -57,7 +62,7 @@ def streamed_module(gm: Module, inputs: Sequence[Any], options: BackendOptions) 
         gradients = Gradients(gm, inputs)
         trainings = with_gradients(traced, reading, report.regions, gradients, options.driver)
         # A reduction that needs a gradient is not reported: PyTorch computes it as without AICF.
-        report.regions = [r for r in report.regions if r.kind == "attention" or not r.reason.startswith(GRADIENT)]
+        report.regions = [r for r in report.regions if r.kind == "attention" or not r.reason.startswith(ASKED)]
         if not rewrite(traced, reading, report.regions, trainings):
             return report, None
         gradients.detach_regions(traced)
@@ -154,6 +159,9 @@ def with_gradients(
     hints = size_hints(reading)
     for r in regions:
         if r.status != "streamed" or not any(gradients.is_required(reading.anchors[node][0].fx) for node in r.outputs):
+            continue
+        if options.fuse == "auto" and not any(is_half(n.type.dtype) for n in r.inputs):
+            r.refuse(FP32)
             continue
         unsure = not reading.possibly_empty.isdisjoint(size_names(r))
         try:
