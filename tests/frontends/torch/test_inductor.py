@@ -112,7 +112,7 @@ def test_attention_that_is_one_is_still_taken_for_it_and_other_backends_are_left
         with torch.enable_grad():
             given = [x.clone().requires_grad_() for x in args]
             # Gradients are not derived with `strict`: the attention is left to Inductor.
-            options = {"strict": True} if backend == "aicf" else None
+            options: Any = {"strict": True} if backend == "aicf" else None
             compiled: Any = torch.compile(attention, backend=backend, options=options)
             compiled(*given)
         assert torch._dynamo.utils.counters["inductor"]["fuse_attention"] > 0, backend

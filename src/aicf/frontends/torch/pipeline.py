@@ -39,10 +39,10 @@ MAX_CUTS = 4  # how often regions are cut anew when one cannot be called where i
 log = logging.getLogger("aicf")
 
 ASKED = "a gradient is asked of it"
-GRADIENT = f"{ASKED} that is not derived yet: call it under torch.no_grad() or torch.inference_mode()"
+GRADIENT = "a gradient is asked of it that is not derived yet: call it under torch.no_grad() or torch.inference_mode()"
 FP32 = (
-    f'{ASKED}, and gradients in fp32 stream with fuse="always" only: they can be less exact than PyTorch\'s where one key has '
-    "almost all of a row's weight"
+    'a gradient is asked of it, and gradients in fp32 stream with fuse="always" only: they can be less exact than '
+    "PyTorch's where one key has almost all of a row's weight"
 )
 DIFFERENTIATED = "a gradient is taken inside of it (torch.func), and gradients are not derived yet"
 
