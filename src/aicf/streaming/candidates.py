@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from aicf.scalar import FUNCTIONS, Const, Expr, Var, call, extents, index, integer_const, substitute, variables
+from aicf.scalar import FUNCTIONS, Const, Expr, Var, call, extents, index, integer_const, is_float, substitute, variables
 from aicf.semantic import Node
 from aicf.semantic.ops import At
 from aicf.semantic.types import is_one, product
@@ -253,11 +253,15 @@ def single_key(node: Node) -> bool:
 
 def after_softmax(node: Node, sources: Mapping[Node, Collection[Node]]) -> Node | None:
     """The input, computed from `sources` in a way that is not followed, that stands between a softmax of products and the
-    contraction `node`; None when there is none."""
+    contraction `node`; None when there is none. What is no number of each weight is no attention's weights: the positions of a
+    selection, or fewer elements than the softmax has (the experts that a router chooses)."""
     if node.op not in CONTRACTIONS:
         return None
     for x in _through(node.inputs):
-        below = [n for n in _through([*sources.get(x, ())]) if n.op in SOFTMAXES]
+        if not is_float(x.type.dtype):
+            continue
+        size = product(x.type.shape)
+        below = [n for n in _through([*sources.get(x, ())]) if n.op in SOFTMAXES and product(n.type.shape) == size]
         if any(n.op in CONTRACTIONS for softmax in below for n in _through(softmax.inputs)):
             return x
     return None
