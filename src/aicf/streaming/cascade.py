@@ -9,7 +9,7 @@ a tile-local contraction gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from aicf.scalar import (
@@ -56,8 +56,9 @@ class ScoreContraction:
 @dataclass
 class Extraction:
     """Collects scores and reductions while expressions are taken apart. `streamed(v)`: is bound variable v a run along the
-    streamed axis (and not a score contraction)? `few(v)`: does it run over so few terms that they are written out? `binders`:
-    the variable of the source's reduction that each of `reductions` comes from."""
+    streamed axis (and not a score contraction)? `few(v)`: does it run over so few terms that they are written out? `sizes`: the names of the
+    graph's sizes, which no score and no reduction may have. `binders`: the variable of the source's reduction that each of
+    `reductions` comes from."""
 
     stream: Var
     length: Expr
@@ -66,6 +67,7 @@ class Extraction:
     known: dict[Var, Expr]
     streamed: Callable[[Var], bool]
     few: Callable[[Var], bool]
+    sizes: Collection[str] = ()
     scores: dict[str, ScoreContraction] = field(default_factory=dict[str, ScoreContraction])
     reductions: list[Reduction] = field(default_factory=list[Reduction])
     binders: dict[str, Var] = field(default_factory=dict[str, Var])
@@ -143,12 +145,7 @@ class Extraction:
 
     def _fresh(self, op: str, body: Expr) -> str:
         base = "m" if op in ("max", "min") else "o" if self._has_column(body) else "l"
-        taken = {r.name for r in self.reductions}
-        name, n = base, 1
-        while name in taken:
-            n += 1
-            name = f"{base}{n}"
-        return name
+        return numbered(base, {r.name for r in self.reductions}, self.sizes)
 
     def _has_column(self, body: Expr) -> bool:
         return bool(variables(body) & self.columns)
@@ -171,10 +168,19 @@ class Extraction:
         score_key = ("score", e)
         name = self._named.get(score_key)
         if name is None:
-            n = len(self.scores)
-            name = self._named[score_key] = var("s" if n == 0 else f"s{n + 1}", e.dtype)
+            name = self._named[score_key] = var(numbered("s", self.scores, self.sizes), e.dtype)
             self.scores[name.name] = ScoreContraction(name.name, e.var, e.extent, _product(row, e), _product(key, e))
         return name
+
+
+def numbered(base: str, taken: Collection[str], sizes: Collection[str] = ()) -> str:
+    """The first of `base`, `base2`, `base3`, ... that is not taken and is the name of no size, nor the end of one: names that the
+    derivation makes of this one (`B_m`) are none either."""
+    name, n = base, 1
+    while name in taken or any(x == name or x.endswith(f"_{name}") for x in sizes):
+        n += 1
+        name = f"{base}{n}"
+    return name
 
 
 def _product(factors: list[Expr], e: Reduce) -> Expr:

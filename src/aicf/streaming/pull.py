@@ -145,7 +145,7 @@ def output_index(node: Node, prefix: str = "x") -> tuple[At, dict[Var, Expr]]:
         if is_one(dim):
             at.append(integer_const(0))
             continue
-        x = index(f"{prefix}{k}")
+        x = index(f"{prefix}.{k}")  # no size has such a name
         at.append(x)
         known[x] = dim
     return tuple(at), known

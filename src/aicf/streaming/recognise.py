@@ -47,7 +47,7 @@ from aicf.streaming.candidates import (
     two_axis,
     without_products,
 )
-from aicf.streaming.cascade import Extraction, ScoreContraction
+from aicf.streaming.cascade import Extraction, ScoreContraction, numbered
 from aicf.streaming.derive import Reduction
 from aicf.streaming.places import Places
 from aicf.streaming.products import making, of_pairs
@@ -279,6 +279,7 @@ class _Context:
         self.outputs = set(outputs) if outputs is not None else {n for n in nodes if not self.users[n]}
         self.outputs.update(settings.readers)
         self.pure = pure(nodes)
+        self.sizes = sorted({v.name for dim in {d for n in nodes for d in n.type.shape} for v in variables(dim)})
         self.softmaxes = any(n.op in SOFTMAXES for n in nodes)
         self.single_keys = any(n.op in SOFTMAXES and is_one(n.inputs[0].type.shape[n.attrs["axis"]]) for n in nodes)
         self.settings = settings
@@ -502,7 +503,7 @@ def _region(context: _Context, c: Candidate, policy: _Pull) -> Recognised | Refu
         return None
     columns = {v for v in free(at) if v not in _score_variables(c)}
     extraction = Extraction(
-        c.stream, c.length, c.rows, columns, policy.puller.extents, policy.streamed, policy.few
+        c.stream, c.length, c.rows, columns, policy.puller.extents, policy.streamed, policy.few, context.sizes
     )  # fmt: skip
     try:
         own = tuple(_var(v) for v in at if v in columns)
@@ -844,19 +845,20 @@ def _finished(
     renamed: dict[Var, Expr] = {}
 
     def rename(v: Var, name: str) -> Var:
-        new = index(name)
+        new = index(numbered(name, [x.name for x in renamed], policy.context.sizes))
         names[v] = new
         renamed[new] = extents[v]
         return new
 
-    batch = tuple(rename(v, _BATCH[n] if n < len(_BATCH) else f"b{n}") for n, v in enumerate(v for v in given if v is not row))
+    others = [v for v in given if v is not row]
+    batch = tuple(rename(v, _BATCH[n] if n < len(_BATCH) else f"b{n}") for n, v in enumerate(others))
     new_row = rename(row, "i")
     new_stream = rename(c.stream, "j")
     all_columns = [v for e in outputs for v in e.columns]
-    new_columns = tuple(rename(v, "e" if n == 0 else f"e{n + 1}") for n, v in enumerate(dict.fromkeys(all_columns)))
-    for n, a in enumerate(x.scores.values()):
+    new_columns = tuple(rename(v, "e") for v in dict.fromkeys(all_columns))
+    for a in x.scores.values():
         if a.over not in names:
-            rename(a.over, "d" if n == 0 else f"d{n + 1}")
+            rename(a.over, "d")
 
     def put(e: Expr) -> Expr:
         return substitute(e, names)

@@ -85,6 +85,13 @@ class KernelBuilder:
         others = (source for source in self.region.tensors if source not in names)
         return names | {source: f"X{k}" for k, source in enumerate(others, 1)}
 
+    def _dimension(self, tensor: str, k: int) -> str:
+        """The size symbol of dimension `k` of a tensor: `Q_0`, or `Q_0_`, ... where the region's own sizes have that name."""
+        name = f"{tensor}_{k}"
+        while name in self.region.sizes:
+            name += "_"
+        return name
+
     def _size(self, name: str, e: Expr) -> Expr:
         """The size symbol `name`, which stands for `e`."""
         self.sizes[name] = e
@@ -109,7 +116,7 @@ class KernelBuilder:
         for k, (i, dim) in enumerate(zip(x.index, map(_expression, source.shape), strict=True)):
             within = isinstance(i, Const) or (isinstance(i, Var) and self.lengths.get(i) is dim)
             # A symbol of the source graph may be none of the region's: the tensor's own size is always known.
-            size = dim if isinstance(dim, Const) else index(f"{self.tensors[x.tensor]}_{k}")
+            size = dim if isinstance(dim, Const) else index(self._dimension(self.tensors[x.tensor], k))
             last = call("sub", size, integer_const(1))
             at.append(i if within else call("max", integer_const(0), call("min", i, last)))
         return load(x.tensor, tuple(at), x.dtype)
@@ -143,7 +150,7 @@ class KernelBuilder:
         r = self.region
         for source, name in self.tensors.items():
             value = r.tensors[source]
-            shape = tuple(self._size(f"{name}_{k}", d) for k, d in enumerate(map(_expression, value.shape)))
+            shape = tuple(self._size(self._dimension(name, k), d) for k, d in enumerate(map(_expression, value.shape)))
             self.params.append(TensorParam(name, scalar_dtype(value.dtype), shape, "in", len(shape) - 1 if shape else None))
         for name, e in r.sizes.items():
             if any(isinstance(a.extent, Var) and a.extent.name == name for a in (r.row, r.stream, *r.batch)):
@@ -151,7 +158,7 @@ class KernelBuilder:
         for k, s in enumerate(r.stores):
             value = r.outputs[s.target]
             dims = zip(s.payload.index, map(_expression, value.shape), strict=True)
-            shape = tuple(self._extent(x, d, f"{self.output(k)}_{n}") for n, (x, d) in enumerate(dims))
+            shape = tuple(self._extent(x, d, self._dimension(self.output(k), n)) for n, (x, d) in enumerate(dims))
             self.params.append(
                 TensorParam(self.output(k), scalar_dtype(value.dtype), shape, "out", len(shape) - 1 if shape else None)
             )
