@@ -37,7 +37,10 @@ def _attention(names: tuple[str, ...], dtype: DType) -> Graph:
     return g.graph
 
 
-@pytest.mark.parametrize(("name", "place"), [*((name, 2) for name in NAMES), *((name, k) for name in ("b", "i", "N") for k in (0, 1))])
+PLACES = [*((name, 2) for name in NAMES), *((name, k) for name in ("b", "i", "N") for k in (0, 1))]
+
+
+@pytest.mark.parametrize(("name", "place"), PLACES)
 def test_any_name(name: str, place: int) -> None:
     names = (*OTHERS[:place], name, *OTHERS[place + 1 :])
     graph = _attention(names, "f32")

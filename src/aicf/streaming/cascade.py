@@ -56,9 +56,9 @@ class ScoreContraction:
 @dataclass
 class Extraction:
     """Collects scores and reductions while expressions are taken apart. `streamed(v)`: is bound variable v a run along the
-    streamed axis (and not a score contraction)? `few(v)`: does it run over so few terms that they are written out? `sizes`: the names of the
-    graph's sizes, which no score and no reduction may have. `binders`: the variable of the source's reduction that each of
-    `reductions` comes from."""
+    streamed axis (and not a score contraction)? `few(v)`: does it run over so few terms that they are written out? `sizes`: the
+    names of the graph's sizes, which no score and no reduction may have. `binders`: the variable of the source's reduction that
+    each of `reductions` comes from."""
 
     stream: Var
     length: Expr
