@@ -89,15 +89,15 @@ def check(p: Program, levels: Sequence[str] = LEVELS, data: int = 0, traced: Tra
     out = Outcome()
     level = "trace"
     try:
-        with _quiet():
+        with quiet():
             traced = traced or prepared(p)
             for r in traced.regions:
                 out.statuses.append(r.status)
                 if r.status != "streamed":
                     out.reasons.append(r.reason)
             args = p.arguments(data)
-            eager, exact = _eager(p, args), _exact(p, args)
-            wide = _in_range(p, args, eager)
+            eager, exact = eager_results(p, args), exact_results(p, args)
+            wide = in_range(p, args, eager)
             for level in levels:
                 run = _runner(p, traced, level)
                 if run is None:
@@ -106,8 +106,8 @@ def check(p: Program, levels: Sequence[str] = LEVELS, data: int = 0, traced: Tra
                 if got is None:
                     continue
                 out.ran.append(level)
-                compared = _compared(level, got, eager, wide, exact)
-                _judge(p, level, run, got, compared, exact, level in ("semantic", "kernel"))
+                like = compared(level, got, eager, wide, exact)
+                judge(p, level, run, got, like, exact, level in ("semantic", "kernel"))
                 if level == "cpu":
                     _wrong_indices(p, run, args)
     except Wrong as e:
@@ -127,7 +127,7 @@ def _wrong_indices(p: Program, run: Run, args: Sequence[torch.Tensor]) -> None:
             changed[k] = args[k].clone()
             changed[k].view(-1)[(p.seed + wrong) % args[k].numel()] = wrong
             try:
-                _eager(p, changed)
+                eager_results(p, changed)
             except (IndexError, RuntimeError):
                 pass
             else:
@@ -145,12 +145,13 @@ def _wrong_indices(p: Program, run: Run, args: Sequence[torch.Tensor]) -> None:
 def _counts(p: Program, args: Sequence[torch.Tensor], k: int) -> bool:
     """Whether results depend on index tensor `k`: under a mask that hides all scores no compiler looks anything up."""
     other = [torch.zeros_like(x) if n == k else x for n, x in enumerate(args)]
-    same = (torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(_eager(p, args), _eager(p, other), strict=True))
+    pairs = zip(eager_results(p, args), eager_results(p, other), strict=True)
+    same = (torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
     return not args[k].any() or not all(same)
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     with torch.no_grad(), np.errstate(all="ignore"), sdpa_kernel(SDPBackend.MATH):
         yield
 
@@ -159,7 +160,7 @@ def _flat(result: Any) -> list[torch.Tensor]:
     return list(result) if isinstance(result, tuple | list) else [result]
 
 
-def _eager(p: Program, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def eager_results(p: Program, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [x.clone() for x in _flat(p.function()(*args))]
 
 
@@ -209,7 +210,7 @@ class Otherwise(TorchDispatchMode):
         return (out.double() * (1 + by)).to(out.dtype)
 
 
-def _in_range(p: Program, args: Sequence[torch.Tensor], eager: list[torch.Tensor]) -> list[torch.Tensor]:
+def in_range(p: Program, args: Sequence[torch.Tensor], eager: list[torch.Tensor]) -> list[torch.Tensor]:
     """The results of a program in halves without the overflow and underflow of halves: regions are computed in fp32 (README).
     Each op is rounded as the source rounds it: where scores are large, the roundings decide what comes out."""
     if p.dtype == "f32" or all(bool(torch.isfinite(x).all()) for x in eager):
@@ -228,7 +229,7 @@ def where_finite(got: list[torch.Tensor], eager: list[torch.Tensor], wide: list[
     return [torch.where(torch.isfinite(g) | (g == w), w, e) for g, e, w in zip(got, eager, wide, strict=True)]
 
 
-def _compared(
+def compared(
     level: str, got: list[torch.Tensor], eager: list[torch.Tensor], wide: list[torch.Tensor], exact: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     """What a level's results are compared with. The stream level computes in float64: where eager is NaN or infinite and float64
@@ -242,7 +243,7 @@ def _compared(
     return where_finite(got, eager, wide)
 
 
-def _exact(p: Program, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def exact_results(p: Program, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     doubles = [x.double() if x.is_floating_point() else x for x in args]
     return _flat(p.function(double=True)(*doubles))
 
@@ -494,11 +495,11 @@ def _more(p: Program, level: str, run: Run, first: int, last: int) -> Iterator[S
         args = p.arguments(data)
         got = run(args)
         if got is not None:
-            eager, exact = _eager(p, args), _exact(p, args)
-            yield got, _compared(level, got, eager, _in_range(p, args, eager), exact), exact
+            eager, exact = eager_results(p, args), exact_results(p, args)
+            yield got, compared(level, got, eager, in_range(p, args, eager), exact), exact
 
 
-def _judge(
+def judge(
     p: Program, level: str, run: Run, got: list[torch.Tensor], eager: list[torch.Tensor], exact: list[torch.Tensor], unfused: bool
 ) -> None:
     """Raises Wrong when the contract is broken. An `unfused` result is computed with another library's functions (NumPy's
@@ -520,7 +521,7 @@ def _judge(
     others: list[Sample] = []
     for seed, (data, (g, _, x)) in itertools.product(range(EVALUATIONS), enumerate(draws)):
         with Otherwise(seed):
-            others.append((g, _eager(p, p.arguments(data)), x))
+            others.append((g, eager_results(p, p.arguments(data)), x))
     in_units = _broken_in_units([*draws, *others], 1 + EVALUATIONS)
     if in_units is None:
         return
@@ -611,4 +612,7 @@ def same_kind(a: tuple[str, str] | None, b: tuple[str, str] | None) -> bool:
     return a[0] == b[0] and (("error" in a[1]) == ("error" in b[1])) and word(a)[:8] == word(b)[:8]
 
 
-__all__ = ["LEVELS", "Outcome", "Rounded", "Traced", "Wrong", "check", "prepare", "same_kind"]
+__all__ = [
+    "LEVELS", "Outcome", "Rounded", "Traced", "Wrong", "check", "compared", "eager_results", "exact_results", "in_range", "judge",
+    "prepare", "quiet", "same_kind",
+]  # fmt: skip

@@ -80,9 +80,10 @@ def sdpa(
 ) -> Node:  # fmt: skip
     """Attention of q [..., n, d], k [..., m, d] and v [..., m, e], with as many heads each, computed in their type.
 
-    `mask`: booleans (True: takes part) or numbers that are added, broadcast to the scores; with one, rows without keys give
-    zeros. `causal` counts from the top left. `scale`: 1 / sqrt(d) when None. `add_masks`: -inf is added where a mask hides, so
-    that a hidden NaN stays NaN; otherwise -inf replaces the score, which is the same for finite scores.
+    Rows of which every score is -inf, by a mask or by infinite operands, give zeros. `mask`: booleans (True: takes part) or
+    numbers that are added, broadcast to the scores. `causal` counts from the top left. `scale`: 1 / sqrt(d) when None.
+    `add_masks`: -inf is added where a mask hides, so that a hidden NaN stays NaN; otherwise -inf replaces the score, which is
+    the same for finite scores.
     """
     dtype = q.type.dtype
     order = [*range(k.type.rank - 2), k.type.rank - 1, k.type.rank - 2]
@@ -100,6 +101,4 @@ def sdpa(
         scores = masked(b.op("le", positions(b, m, 1, 2), positions(b, n, 0, 2)))
     if mask is not None:
         scores = masked(mask) if mask.type.dtype == "bool" else b.op("add", scores, b.cast(mask, dtype))
-    axis = scores.type.rank - 1
-    weights = b.op("softmax", scores, axis=axis) if mask is None else safe_softmax(b, scores, axis)
-    return b.op("matmul", weights, v)
+    return b.op("matmul", safe_softmax(b, scores, scores.type.rank - 1), v)

@@ -122,3 +122,18 @@ def test_an_infinite_score_that_a_mask_keeps_out_of_the_sum(sign: float, order: 
     assert eager[0][0, 0, :9].isnan().tolist() == [False] * 6 + [True, False, False]
     for mine, theirs, true in zip(got, eager, exact, strict=True):
         assert_contract(mine, theirs, true, "f32")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_sdpa_rows_without_a_finite_score(dtype: torch.dtype, causal: bool) -> None:
+    """An infinite operand makes every score of a row -inf: zeros, as PyTorch's own kernels give them, with a mask or without."""
+    q, k, v = (torch.ones(1, 2, n, 8, dtype=dtype) for n in (7, 40, 40))
+    q[0, 0, -1, 0] = math.inf
+    k = -k
+
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    got = torch.compile(f, backend="aicf", options={"fuse": "always", "require": "streamed"})(q, k, v)
+    assert torch.equal(got, f(q, k, v)) and not got[0, 0, -1].any()
