@@ -154,9 +154,9 @@ class RegionResult:
         gone = {"inputs": [], "outputs": [], "executable": None, "region": None, "decision": None, "nodes": (), "unknown": None}
         return {**self.__dict__, **gone}
 
-    def refuse(self, reason: str) -> None:
+    def refuse(self, reason: str, status: Literal["declined", "refused"] = "refused") -> None:
         """It does not stream after all: what was planned for it is no longer so."""
-        self.status, self.reason = "refused", reason
+        self.status, self.reason = status, reason
         self.executable = self.schedule = self.tiles = self.bytes_streamed = None
         self.assumes = self.specialised = ""
         self.stored = ()
@@ -205,22 +205,24 @@ def compile_graph(
     parameters: Collection[Node] = (),
     hints: Mapping[str, int] | None = None,
     fault: Callable[[Exception], str] | None = None,
+    all_reductions: bool = False,
 ) -> Compilation:
     """Finds, derives, schedules and prepares every attention of `graph`.
 
     `anchors`: nodes whose tensors exist outside of regions (all when None); `parameters`: model weights; `hints`: likely
     values of size symbols, for the cost model only. Code is built when a region first runs. `fault`: what to say of a region
-    on which the compiler itself fails, so that the others stream all the same (None: its error is raised).
+    on which the compiler itself fails, so that the others stream all the same (None: its error is raised). `all_reductions`:
+    reductions of scores without values are regions also where the scores are few.
     """
     chosen = options or Options()
     check_graph(graph)
-    module = AttentionPatternPass(anchors, parameters)(graph)
+    module = AttentionPatternPass(anchors, parameters, all_reductions)(graph)
     results = [(_position(graph, r.name), _refused(r, hints or {})) for r in module.refusals]
     relied_on = {user for region in module.regions for user, _ in detected_meaning(region).leaks}
     for region in module.regions:
         meaning = detected_meaning(region)
         needed = meaning.values or any(n in relied_on for n in meaning.inside)
-        if not needed and chosen.fuse == "auto" and not _is_large(meaning, hints or {}):
+        if not needed and not all_reductions and chosen.fuse == "auto" and not _is_large(meaning, hints or {}):
             continue
         try:
             validate_module(MCModule(regions=[region]), lowered=False)

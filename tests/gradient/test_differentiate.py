@@ -47,7 +47,10 @@ def check(make: Build, plain: Plain, shapes: Shapes, *, positive: bool = False, 
         y.backward(torch.from_numpy(np.asarray(cotangent)).to(dtype))
         expected.append([y, *(torch.zeros_like(x) if x.grad is None else x.grad for x in given)])
     made, *saved = run_graph(gradient.forward, values)
-    found = run_graph(gradient.backward, [*values, *saved, cotangent])
+    given, found = [*values, *saved, cotangent], list[Any]()
+    for graph in gradient.backward:
+        found = run_graph(graph, given)
+        given += found
     for k, (got, one, best) in enumerate(zip([made, *found], *expected, strict=True)):
         assert_contract(got, one.detach(), best.detach(), "f32", f"tensor {k}")
 
@@ -165,13 +168,28 @@ def test_attention_saves_numbers_per_row_and_needs_no_scores(make: Build) -> Non
     gradient = differentiate(inputs, [output], (0, 1, 2), True)
     rows = 2 * 70
     assert all(np.prod([d.value for d in n.type.shape]) <= rows * 24 for n in gradient.saved)  # type: ignore[attr-defined]
-    for graph in (gradient.forward, gradient.backward):
-        made = compile_graph(graph, Options(fuse="always", threads=1))
+    centred = [] if make is normalised_last else [1]  # D2, in f32
+    counts: list[int] = []
+    for graph in (gradient.forward, *gradient.backward):
+        made = compile_graph(graph, Options(fuse="always", threads=1), all_reductions=True)
         regions = [r for r in made.regions if r.status == "streamed"]
         plan = planned(graph, regions, 2 * 70 * 50, {}, [output])  # raises for a tensor of the size of the scores
-        assert len(regions) == (1 if graph is gradient.forward else 2)
+        counts.append(len(regions))
         # Beside the regions there is D = rowsum(dO * O) and what divides by the row's sum: nothing sums over keys.
         assert not any(n.op == "matmul" for n in plan.single)
+    assert counts == [1, *centred, 2]
+
+
+@pytest.mark.parametrize("make", [attention, written_out])
+def test_weights_of_one_key_leave_nothing(make: Build) -> None:
+    """Where one key has all of a row's weight, gradients of scores cancel as exactly as in the source."""
+    peaked: Build = lambda b, q, k, v: make(b, b.op("mul", q, 12.0), k, v)  # noqa: E731
+    check(peaked, lambda q, k, v: (12 * q @ k.mT / 4).softmax(-1) @ v, SHAPES, free=True)
+
+
+def test_halves_are_centred_once() -> None:
+    inputs, output = graph_of(attention, SHAPES, "bf16")
+    assert len(differentiate(inputs, [output], (0, 1, 2)).backward) == 1
 
 
 def test_a_maximum_that_is_a_result_has_no_gradient_here() -> None:
@@ -185,7 +203,7 @@ def test_a_maximum_that_is_a_result_has_no_gradient_here() -> None:
 
 def test_only_what_is_wanted_is_derived() -> None:
     inputs, output = graph_of(attention, SHAPES)
-    assert len(differentiate(inputs, [output], (2,)).backward.outputs) == 1
+    assert len(differentiate(inputs, [output], (2,)).backward[-1].outputs) == 1
     table = GraphBuilder()
     x, at = table.input("x", "f32", (9, 4)), table.input("at", "i64", (5,))
     taken = table.op("take", x, at, axes=(0,), position=0)
@@ -202,7 +220,7 @@ def test_a_gradient_as_large_as_the_scores_is_not_planned() -> None:
         return b.op("matmul", b.op("softmax", scores, axis=-1), v)
 
     inputs, output = graph_of(make, [*SHAPES, (2, 70, 50)])
-    backward = differentiate(inputs, [output], (0, 3)).backward
+    backward = differentiate(inputs, [output], (0, 3)).backward[-1]
     regions = [r for r in compile_graph(backward, Options(fuse="always", threads=1)).regions if r.status == "streamed"]
     with pytest.raises(TooLarge, match="size of the scores"):
         planned(backward, regions, 2 * 70 * 50, {}, [output])

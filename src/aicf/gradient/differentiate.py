@@ -9,6 +9,10 @@ Nothing of this is written down for attention: each op has its own derivative (`
 over what a product made: two numbers per row, and products of products. Outputs are saved as copies, in a wide type, since the
 program may change its own in place. All else is computed again.
 
+`D` is a mean of `do @ v^T`, by the weights of the row. Taken from `o`, it is off by the rounding of `o`, which is much where one
+key has almost all of the weight: nothing would be left of `ds`. Only results in halves are rounded more than that. For others
+what is left is centred once more: `D2 = sum(p * (do @ v^T - D))`, small itself, which a graph of its own computes first.
+
 Both graphs compute in f32 where the source has halves, as kernels do; outputs and gradients have the source's types.
 """
 
@@ -22,10 +26,11 @@ from aicf.gradient.elementwise import NoDerivative
 from aicf.gradient.rules import Applied, vjp
 from aicf.gradient.sums import Sums
 from aicf.scalar import DType, Expr, cast, const, is_float, is_half
-from aicf.semantic import Graph, GraphBuilder, GraphError, Node
+from aicf.semantic import Graph, GraphBuilder, GraphError, Node, ancestors
 from aicf.semantic.types import ONE
 
 _PRODUCTS = ("matmul", "einsum")
+LOWEST = -3.0e38
 Saved = tuple[Node, Literal["value", "max", "sum"], int]  # of which node, what, along which axis
 
 
@@ -35,12 +40,13 @@ class NotDifferentiable(Exception):
 
 @dataclass(frozen=True)
 class Gradient:
-    """`forward` takes the region's inputs and gives its outputs, then what is saved. `backward` takes the region's inputs, what
-    is saved and a cotangent per floating output, in this order, and gives a gradient per input of `wanted`.
-    `differentiable`: the outputs that have a cotangent."""
+    """`forward` takes the region's inputs and gives its outputs, then what is saved. The graphs of `backward` are run in order:
+    each takes the region's inputs, what is saved, a cotangent per floating output and what the graphs before it gave, in this
+    order. The last one gives a gradient per input of `wanted`, those before it numbers per row. `differentiable`: the outputs
+    that have a cotangent."""
 
     forward: Graph
-    backward: Graph
+    backward: tuple[Graph, ...]
     wanted: tuple[int, ...]
     differentiable: tuple[int, ...]
     saved: tuple[Node, ...]
@@ -96,6 +102,8 @@ class _Derivation:
         self.saved: dict[Saved, Node] = {}
         self.sums = Sums(self.b)
         self.depth = _depths(self.order, set(self.inputs))
+        self.means: dict[Node, Node] = {}  # what stands for a mean in the backward -> its value
+        self.exact = any(is_float(n.type.dtype) and not is_half(n.type.dtype) for n in self.outputs)
 
     def run(self) -> Gradient:
         try:
@@ -123,7 +131,7 @@ class _Derivation:
             applied = Applied(
                 self.b, n, lambda k, n=n: self.value(n.inputs[k]), lambda n=n: self.value(n),
                 lambda n=n: self._weights(n), self.sums, self.still and self.depth[n] == 1,
-                self.depth[n] == 1,
+                lambda p, x, axis, n=n: self._without_mean(n, p, x, axis), self.depth[n] == 1,
             )  # fmt: skip
             for k, x in enumerate(n.inputs):
                 if x not in active:
@@ -135,12 +143,44 @@ class _Derivation:
                 if share is not None:
                     parts.setdefault(x, []).append(share)
         gradients = [self._gradient(n, parts) for n in (self.inputs[k] for k in self.wanted)]
-        self.b.output(*gradients)
-        kept = list(self.saved.values())
-        graph = self.b.graph
-        graph.inputs[:] = [*self.source.given, *kept, *cotangents]
-        graph.nodes[:] = [*graph.inputs, *(n for n in graph.nodes if n.op != "input")]
-        return Gradient(self._forward(), graph, tuple(self.wanted), floating, tuple(kept))
+        kept = tuple(self.saved.values())
+        given = (*self.source.given, *kept, *cotangents)
+        return Gradient(self._forward(), self._stages(given, gradients), tuple(self.wanted), floating, kept)
+
+    def _stages(self, given: Sequence[Node], gradients: Sequence[Node]) -> tuple[Graph, ...]:
+        """The backward as graphs: means in the order in which they need each other, then the gradients."""
+        level: dict[Node, int] = {}
+        for stand_in, value in self.means.items():
+            level[stand_in] = 1 + max((level[n] for n in ancestors([value]) if n in level), default=0)
+        graphs: list[Graph] = []
+        before: list[Node] = []
+        for k in range(1, 1 + max(level.values(), default=0)):
+            now = [n for n in self.means if level[n] == k]
+            graphs.append(_graph([*given, *before], [self.means[n] for n in now]))
+            before += now
+        return (*graphs, _graph([*given, *before], gradients))
+
+    def _without_mean(self, n: Node, p: Node, g: Node, axis: int) -> Node:
+        """`g` without its mean along `axis` by the weights `p` that `n` made."""
+        b, sums = self.b, self.sums
+        before = sums.exchanged, sums.written_out
+        mean = sums.of([p, g], [axis])
+        known = sums.exchanged > before[0] and sums.written_out == before[1]
+        if self.depth[n] == 0 or (known and not self.exact):
+            return b.op("sub", g, mean)
+
+        def total(x: Node) -> Node:
+            return b.reduce("sum", x, [axis], keepdims=True)
+
+        if known:
+            g = b.op("sub", g, mean)
+            # Beside a factor that may be -inf nothing could be left out where a mask hides.
+            mean = total(b.op("mul", p, b.op("max", g, LOWEST)))
+        else:  # the weights are computed again here, and may add up to a rounding more or less than 1
+            mean = b.op("div", total(b.op("mul", p, g)), total(p))
+        stand_in = b.input(f"{n.name}_mean{len(self.means) or ''}", mean.type.dtype, mean.type.shape)
+        self.means[stand_in] = mean
+        return b.op("sub", g, stand_in)
 
     def _gradient(self, n: Node, parts: dict[Node, list[Node]]) -> Node:
         if n not in parts:
@@ -227,6 +267,11 @@ class _Derivation:
         for n, what, axis in self.saved:
             outputs.append(values[n] if what == "value" else _row_of(b, values[n], axis)[what == "sum"])
         return b.output(*outputs)
+
+
+def _graph(inputs: Sequence[Node], outputs: Sequence[Node]) -> Graph:
+    """The graph of `outputs`, which are made of `inputs`."""
+    return Graph([*inputs, *(n for n in ancestors(outputs) if n.op != "input")], [*inputs], [*outputs])
 
 
 def _row_of(b: GraphBuilder, x: Node, axis: int) -> tuple[Node, Node]:

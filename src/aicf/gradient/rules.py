@@ -21,7 +21,8 @@ ZERO = integer_const(0)
 class Applied:
     """An op of the source where its derivative is asked: `x` and `y` are its operands and its result in the backward graph,
     computed when they are asked for, `weights` the softmax of the operand of a softmax or the like; `sums` sums over axes of what
-    is made here; `still`: no output depends on what maxima and minima are; `first`: no product comes before this op."""
+    is made here; `without_mean(p, g, axis)` is `g` without its mean along `axis` by the weights `p`, whose sum is 1; `still`: no
+    output depends on what maxima and minima are; `first`: no product comes before this op."""
 
     b: GraphBuilder
     node: Node
@@ -30,6 +31,7 @@ class Applied:
     weights: Callable[[], Node]
     sums: Sums
     still: bool
+    without_mean: Callable[[Node, Node, int], Node]
     first: bool = False
 
     @property
@@ -55,9 +57,26 @@ def vjp(a: Applied, g: Node, k: int) -> Node | None:
 
 
 def _elementwise(a: Applied, g: Node, k: int) -> Node | None:
+    axis = normalised_along(a.node)
+    if axis is not None:
+        # y = x / sum(x), both operands at once: dx = (g - mean of g by the weights y) / sum(x)
+        return a.b.op("div", a.without_mean(a.y(), g, axis), a.x(1)) if k == 0 else None
     operands = [a.x(n) for n in range(len(a.node.inputs))]
     share = DERIVATIVES[a.node.op](a.b, operands, a.y(), g)[k]
     return None if share is None else a.sums.to_shape(share(), a.shape(k))
+
+
+def normalised_along(node: Node) -> int | None:
+    """The axis along which `node` is a tensor divided by its own sum."""
+    if node.op != "div" or node.inputs[0].type.shape != node.type.shape:
+        return None
+    whole, total = node.inputs
+    while total.op == "expand":
+        (total,) = total.inputs
+    if total.op == "reduce" and total.attrs["op"] == "sum" and total.attrs["keepdims"] and total.inputs == (whole,):
+        axes = [x % whole.type.rank for x in total.attrs["axes"]]
+        return axes[0] if len(axes) == 1 else None
+    return None
 
 
 def _reshape(a: Applied, g: Node, k: int) -> Node:
@@ -125,9 +144,8 @@ def _with_axes(a: Applied, g: Node) -> Node:
 
 
 def _softmax(a: Applied, g: Node, k: int) -> Node:
-    b, p = a.b, a.y()
-    mean = a.sums.of([p, g], [a.attrs["axis"] % g.type.rank])
-    return b.op("mul", p, b.op("sub", g, mean))
+    p = a.y()
+    return a.b.op("mul", p, a.without_mean(p, g, a.attrs["axis"] % g.type.rank))
 
 
 def _log_softmax(a: Applied, g: Node, k: int) -> Node:

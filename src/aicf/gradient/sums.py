@@ -12,17 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aicf.gradient.elementwise import NoDerivative
-from aicf.scalar import Expr, integer_const
+from aicf.scalar import Const, Expr, integer_const
 from aicf.semantic import GraphBuilder, Node
 from aicf.semantic.types import is_one
 
 
 class Sums:
-    """Sums in the graph of `b`. `products`: matrix products of the source, as (left, right, the value) in that graph."""
+    """Sums in the graph of `b`. `products`: matrix products of the source, as (left, right, the value) in that graph. `exchanged`
+    counts the sums that were done the other way round, `written_out` those that were not."""
 
     def __init__(self, b: GraphBuilder) -> None:
         self.b = b
         self.products: list[tuple[Node, Node, Callable[[], Node]]] = []
+        self.exchanged = self.written_out = 0
 
     def to_shape(self, g: Node, shape: tuple[Expr, ...]) -> Node:
         """`g` summed over what broadcasting `shape` to it has repeated."""
@@ -53,6 +55,8 @@ class Sums:
             made = b.op("mul", made, f)
         for f in parts.below:
             made = b.op("div", made, f)
+        for condition, first in parts.kept:
+            made = b.op("where", condition, 0.0, made) if first else b.op("where", condition, made, 0.0)
         return b.op("neg", made) if parts.negative else made
 
     def _sum(self, parts: _Parts, axis: int, whole: Sequence[Node]) -> Node:
@@ -72,6 +76,7 @@ class Sums:
             product = f if product is None else b.op("mul", product, f)
         if product is None:
             return self._repeated(whole, axis)
+        self.written_out += 1
         return b.reduce("sum", product, [product.type.rank + axis], keepdims=True)
 
     def _exchanged(self, product: Node, others: Sequence[Node], parts: _Parts) -> Node | None:
@@ -86,14 +91,19 @@ class Sums:
             fits = right is wanted and left.type.shape == product.type.shape and not own.negative
             if not fits or Counter(own.over) != Counter(others) or Counter(own.still) - Counter(parts.still):
                 continue
+            if not set(own.kept) <= set(parts.kept):
+                continue
             for f in own.still:
                 parts.still.remove(f)
+            before = self.written_out
             made = self._along([rows, value()], -1)
+            self.written_out = before
             for f in own.below:
                 if f in parts.below:
                     parts.below.remove(f)
                 else:
                     made = b.op("mul", made, f)
+            self.exchanged += 1
             return made
         return None
 
@@ -106,16 +116,18 @@ class Sums:
 
 @dataclass
 class _Parts:
-    """The factors of a product: those that vary along an axis, those that do not, and those that divide and do not."""
+    """The factors of a product: those that vary along an axis, those that do not, and those that divide and do not; `kept`: what
+    does not vary chooses between the product and 0 (the condition, and whether 0 is the first choice)."""
 
     over: list[Node]
     still: list[Node]
     below: list[Node]
     negative: bool
+    kept: list[tuple[Node, bool]]
 
 
 def _taken_apart(factors: Sequence[Node], axis: int) -> _Parts:
-    parts = _Parts([], [], [], False)
+    parts = _Parts([], [], [], False, [])
     todo = list(factors)
     while todo:
         f = todo.pop()
@@ -126,12 +138,21 @@ def _taken_apart(factors: Sequence[Node], axis: int) -> _Parts:
             parts.still.append(f)
         elif f.op == "mul":
             todo += f.inputs
+        elif f.op == "where" and _constant_along(f.inputs[0], axis) and any(map(_zero, f.inputs[1:])):
+            first = _zero(f.inputs[1])
+            parts.kept.append((f.inputs[0], first))
+            todo.append(f.inputs[2 if first else 1])
         elif f.op == "div" and _constant_along(f.inputs[1], axis):
             todo.append(f.inputs[0])
             parts.below.append(f.inputs[1])
         else:
             parts.over.append(f)
     return parts
+
+
+def _zero(f: Node) -> bool:
+    value = f.attrs.get("value")
+    return f.op in ("scalar", "constant") and isinstance(value, Const) and value.value == 0
 
 
 def _extent(factors: Sequence[Node], axis: int) -> Expr:

@@ -138,9 +138,9 @@ def _of_contraction(
     return result
 
 
-def reduction_candidates(node: Node) -> list[Candidate]:
+def reduction_candidates(node: Node, narrow: bool = False) -> list[Candidate]:
     """All ways to see `node`, a reduction over one axis (a maximum, a log-sum-exp, whether any), as one of a tensor computed from
-    scores."""
+    scores. `narrow`: also where a row of scores is no larger than what it is made of."""
     if node.op not in ("reduce", "logsumexp"):
         return []
     at, known = output_index(node)
@@ -158,7 +158,7 @@ def reduction_candidates(node: Node) -> list[Candidate]:
         narrowed = Candidate(node, at, c.known, over, length, c.weights, own, None, rows - batch, node, at)
         _walk(narrowed, None)
         c = narrowed
-    return [c] if c.scores and not c.blocked and _wide(c) else []
+    return [c] if c.scores and not c.blocked and (narrow or _wide(c)) else []
 
 
 def _wide(c: Candidate) -> bool:

@@ -118,13 +118,15 @@ class Stored:
 class Settings:
     """What recognition may assume: `anchors`, the nodes whose tensors exist outside (None: all); `parameters`, model weights;
     `readers`, nodes that something outside of the graph reads, and what that is; `unknown`, inputs that the program computes in a
-    way that is not followed, and why; `sources`, what those are computed from."""
+    way that is not followed, and why; `sources`, what those are computed from; `narrow`, whether reductions of scores are regions
+    whatever the scores are made of."""
 
     anchors: Collection[Node] | None = None
     parameters: Collection[Node] = field(default_factory=frozenset[Node])
     readers: Mapping[Node, str] = field(default_factory=dict[Node, str])
     unknown: Mapping[Node, str] = field(default_factory=dict[Node, str])
     sources: Mapping[Node, Collection[Node]] = field(default_factory=dict[Node, Collection[Node]])
+    narrow: bool = False
 
 
 def recognise(
@@ -181,7 +183,7 @@ def _reductions(context: _Context, taken: set[Node]) -> list[Recognised]:
     for node in context.nodes:
         if node in taken:
             continue
-        for c in reduction_candidates(node):
+        for c in reduction_candidates(node, context.settings.narrow):
             result = _attempt(context, c)
             if isinstance(result, Recognised):
                 regions.append(result)

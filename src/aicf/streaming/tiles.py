@@ -561,7 +561,7 @@ def _infinite_here(box: Box, u: Expr) -> bool:
             return _may_be_infinite(box, a)
         case Call():
             row = FUNCTIONS[u.fn]
-            if row.finite_where_masked:
+            if row.finite_where_masked or (u.fn == "max" and any(isinstance(a, Const) and a.value > NEG_INF for a in u.args)):
                 return False  # scores are masked with -inf, not with inf
             pole = None if row.pole is None or (u.fn == "pow" and _at_least_zero(u.args[1])) else u.args[row.pole]
             return (pole is not None and bool(box.axes(pole))) or any(_may_be_infinite(box, a) for a in u.args)

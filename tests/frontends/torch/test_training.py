@@ -142,10 +142,37 @@ def test_halves(f: Function, dtype: str) -> None:
     assert check(f, qkv(kv_heads=2 if f is grouped else None), dtype=dtype) == "streamed"
 
 
-def test_in_fp32_only_where_it_is_demanded() -> None:
-    """Its gradients may be less exact than PyTorch's; the cost model is not asked."""
-    assert check(plain, qkv(), fuse="auto").startswith("a gradient is asked of it, and gradients in fp32 stream with fuse")
+def peaked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (12 * scores(q, k)).softmax(-1) @ v
+
+
+def peaked_written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = 12 * scores(q, k)
+    e = (s - s.amax(-1, keepdim=True)).exp()
+    return (e / e.sum(-1, keepdim=True)) @ v
+
+
+def kept_and_normalised_again(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    p = (6 * scores(q, k)).softmax(-1) * ~causal(q, k)
+    return (p / p.sum(-1, keepdim=True)) @ v
+
+
+def fused_and_peaked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=3.0)
+
+
+@pytest.mark.parametrize("n", [50, 130])
+@pytest.mark.parametrize("f", [peaked, peaked_written_out, kept_and_normalised_again, fused_and_peaked])
+def test_rows_in_which_one_key_has_the_weight(f: Function, n: int) -> None:
+    """Almost nothing is left of the scores' gradient there, and what is left is as exact as PyTorch's."""
+    assert check(f, qkv(n, n)) == "streamed"
+
+
+def test_what_streams_without_being_told_to() -> None:
+    assert check(plain, qkv(256, 256), fuse="auto") == "streamed"
     assert check(plain, qkv(256, 256), dtype="bf16", fuse="auto") == "streamed"
+    assert "scaled_dot_product_attention compute 7 products" in check(fused_and_peaked, qkv(256, 256), fuse="auto")
+    assert check(fused_and_peaked, qkv(256, 256), dtype="bf16", fuse="auto") == "streamed"
 
 
 def padded(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
@@ -432,3 +459,14 @@ def test_what_is_not_derived_is_left_to_pytorch_with_a_reason(name: str) -> None
     said = check(f, [*qkv(), x], wanted=(0, 1, 2, 3))
     assert said.startswith("a gradient is asked of it") and said.endswith(")"), said
     assert check(f, [*qkv(), x]) == "streamed"  # where none is asked of it, those of the others are derived
+
+
+def merged_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As BLOOM writes it: a tensor that is created, and counts for nothing."""
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    s = torch.baddbmm(q.new_zeros(q.shape[0], q.shape[1], k.shape[1]), q, k.transpose(1, 2), beta=0, alpha=q.shape[-1] ** -0.5)
+    return torch.bmm(s.softmax(-1), v)
+
+
+def test_what_is_created_inside_is_not_detached() -> None:
+    assert check(merged_heads, qkv()) == "streamed"

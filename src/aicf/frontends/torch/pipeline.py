@@ -26,10 +26,11 @@ from aicf.frontends.torch.rewrite.gradients import Gradients
 from aicf.frontends.torch.rewrite.replace import rewrite, uncallable_tensors
 from aicf.frontends.torch.run.devices import for_device
 from aicf.frontends.torch.run.region_op import size_names
-from aicf.frontends.torch.run.training import NotTrained, Training, trained
+from aicf.frontends.torch.run.training import NotFaster, NotTrained, Training, trained
 from aicf.report import GraphReport
 from aicf.runtime.device import DeviceExecutable
 from aicf.scalar import is_half, variables
+from aicf.streaming.candidates import pure
 
 from .options import BackendOptions
 
@@ -40,10 +41,8 @@ log = logging.getLogger("aicf")
 
 ASKED = "a gradient is asked of it"
 GRADIENT = "a gradient is asked of it that is not derived yet: call it under torch.no_grad() or torch.inference_mode()"
-FP32 = (
-    'a gradient is asked of it, and gradients in fp32 stream with fuse="always" only: they can be less exact than '
-    "PyTorch's where one key has almost all of a row's weight"
-)
+SDPA = torch.ops.aten.scaled_dot_product_attention.default
+SDPA_PRODUCTS = 7  # of PyTorch's own kernels: two forward, five backward
 DIFFERENTIATED = "a gradient is taken inside of it (torch.func), and gradients are not derived yet"
 
 
@@ -157,11 +156,9 @@ def with_gradients(
     """The gradients of streamed regions of whose results one is asked, by id; where none can be derived the region is refused."""
     found: dict[int, Training] = {}
     hints = size_hints(reading)
+    created = {a.fx for n in pure(reading.graph.nodes) for a in reading.anchors.get(n, ())}
     for r in regions:
         if r.status != "streamed" or not any(gradients.is_required(reading.anchors[node][0].fx) for node in r.outputs):
-            continue
-        if options.fuse == "auto" and not any(is_half(n.type.dtype) for n in r.inputs):
-            r.refuse(FP32)
             continue
         unsure = not reading.possibly_empty.isdisjoint(size_names(r))
         try:
@@ -170,13 +167,30 @@ def with_gradients(
             if reading.mutated:
                 raise NotTrained("the graph changes tensors in place")
             ends = [[reading.anchors[n][0].fx for n in own] for own in (r.inputs, r.outputs)]
-            if not gradients.all_recorded(traced, *ends):
+            if not gradients.all_recorded(traced, *ends, created):
                 raise NotTrained("a part of it is detached")
             wanted = [k for k, fx in enumerate(ends[0]) if gradients.may_require(traced, fx)]
-            found[id(r)] = trained(r, wanted, options, hints)
+            one = trained(r, wanted, options, hints)
+            if options.fuse == "auto":
+                _faster_than_sdpa(r, one, reading)
+            found[id(r)] = one
+        except NotFaster as no:
+            r.refuse(f"a gradient is asked of it, which PyTorch computes as fast or faster ({no})", "declined")
         except NotTrained as no:
             r.refuse(f"{GRADIENT} ({no})" if str(no) else GRADIENT)
     return found
+
+
+def _faster_than_sdpa(r: RegionResult, training: Training, reading: Reading) -> None:
+    """Raises NotFaster where the source calls an op that PyTorch has kernels of fewer products for. Its kernels for halves take
+    several times as long for each, and are none."""
+    anchors = [a for n in (*r.nodes, *r.outputs) for a in reading.anchors.get(n, ())]
+    halves = any(is_half(n.type.dtype) for n in r.inputs)
+    if not halves and training.products > SDPA_PRODUCTS and any(a.fx.target is SDPA for a in anchors):
+        raise NotFaster(
+            f"its kernels of scaled_dot_product_attention compute {SDPA_PRODUCTS} products of the size of the scores, forward "
+            f'and backward, where {training.products} would be computed here; fuse="always" streams it'
+        )
 
 
 def is_parameter(x: Any) -> bool:

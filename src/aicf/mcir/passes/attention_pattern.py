@@ -33,14 +33,16 @@ from aicf.streaming.stack import stacked
 
 @dataclass(frozen=True)
 class AttentionPatternPass:
-    """Options of the pass: `anchors`, the nodes whose tensors exist outside the region (all when None), and `parameters`, the
-    model's weights. Valid before: a graph in topological order. Valid after: the graph untouched, one region per attention."""
+    """Options of the pass: `anchors`, the nodes whose tensors exist outside the region (all when None), `parameters`, the model's
+    weights, and `narrow` (see `Settings`). Valid before: a graph in topological order. Valid after: the graph untouched, one
+    region per attention."""
 
     anchors: Collection[Node] | None = None
     parameters: Collection[Node] = ()
+    narrow: bool = False
 
     def __call__(self, graph: Graph) -> MCModule:
-        settings = Settings(self.anchors, self.parameters, graph.readers, graph.unknown, graph.sources)
+        settings = Settings(self.anchors, self.parameters, graph.readers, graph.unknown, graph.sources, self.narrow)
         return _module(recognise(graph.nodes, graph.outputs, settings), graph.sources)
 
 

@@ -12,7 +12,7 @@ node of the traced graph refers to the node of Dynamo's graph that it comes from
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -59,14 +59,16 @@ class Gradients:
         return self._may_require(traced, node, {n: k for k, n in enumerate(traced.graph.find_nodes(op="placeholder"))})
 
     def all_recorded(
-        self, traced: torch.fx.GraphModule, inputs: Sequence[torch.fx.Node], outputs: Sequence[torch.fx.Node]
-    ) -> bool:
+        self, traced: torch.fx.GraphModule, inputs: Sequence[torch.fx.Node], outputs: Sequence[torch.fx.Node],
+        created: Collection[torch.fx.Node] = (),
+    ) -> bool:  # fmt: skip
         """Whether autograd would record every op between `inputs` and `outputs` on the way of a gradient, so that none of them is
-        detached or stands under a `no_grad`."""
+        detached or stands under a `no_grad`. `created`: nodes that depend on no tensor's elements (`new_zeros`), which are never
+        recorded."""
         if self.bodies:
             return False
         order = {n: k for k, n in enumerate(traced.graph.find_nodes(op="placeholder"))}
-        seen: set[torch.fx.Node] = set(inputs)
+        seen: set[torch.fx.Node] = {*inputs, *created}
         stack = [n for n in outputs if n not in seen]
         while stack:
             node = stack.pop()

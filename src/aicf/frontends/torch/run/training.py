@@ -33,6 +33,10 @@ class NotTrained(Exception):
     """A region whose gradient is left to PyTorch; the message says why."""
 
 
+class NotFaster(NotTrained):
+    """A region whose gradient PyTorch computes as well or better; the message says why."""
+
+
 @dataclass(frozen=True)
 class Program:
     """A derived graph as it is run: its plan, and per region its number in the table of `aicf::region` and its sizes' names."""
@@ -64,9 +68,15 @@ class Training:
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     forward: Program
-    backward: Program
-    cautious: Program | None
+    backward: tuple[Program, ...]
+    cautious: tuple[Program, ...]
     orders: tuple[Order, ...] = ()
+
+    @property
+    def products(self) -> int:
+        """How many products of the size of the scores are computed, forward and backward."""
+        programs = [r.program for p in (self.forward, *self.backward) for r in p.regions if r.program is not None]
+        return sum(len(p.scores) + sum(bool(s.payload) for s in p.sums) for p in programs)
 
     def sizes(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
         """The size symbols of a call, from its inputs."""
@@ -92,16 +102,17 @@ def trained(result: RegionResult, wanted: Collection[int], options: Options, hin
         free = all(b.shift_invariant for b in program.bases)
         gradient = differentiate(result.inputs, result.outputs, wanted, free)
         scores = _scores(found, hints)
-        own = replace(options, schedule=None)
+        own = replace(options, schedule=None, fuse="always")
         small = [*result.outputs, *(n for n in result.inputs if not _of_pairs(n, found))]
         forward = _program(gradient.forward, own, hints, scores, small)
-        backward = _program(gradient.backward, own, hints, scores, small)
-        skips = any(r.assumes for r in backward.regions)
-        cautious = _program(gradient.backward, replace(own, strict=True), hints, scores, small) if skips else None
+        backward = tuple(_program(g, own, hints, scores, small) for g in gradient.backward)
+        skips = any(r.assumes for p in backward for r in p.regions)
+        careful = replace(own, strict=True)
+        cautious = tuple(_program(g, careful, hints, scores, small) for g in gradient.backward if skips)
     except (NotDifferentiable, TooLarge) as no:
         raise NotTrained(str(no)) from no
     made = Training(gradient, tuple(result.inputs), tuple(result.outputs), forward, backward, cautious)
-    for p in (forward, backward, *((cautious,) if cautious else ())):
+    for p in (forward, *backward, *cautious):
         needed = {v.name for n in p.plan.graph.nodes for d in n.type.shape for v in variables(d)}.union(*p.names)
         if not needed <= known:
             raise NotTrained(f"a size ({', '.join(sorted(needed - known))}) is no length of an input by itself")
@@ -127,7 +138,7 @@ def _scores(found: Recognised, hints: Mapping[str, int]) -> int:
 
 
 def _program(graph: Graph, options: Options, hints: Mapping[str, int], scores: int, results: Sequence[Node]) -> Program:
-    made = compile_graph(graph, options, hints=hints)
+    made = compile_graph(graph, options, hints=hints, all_reductions=True)
     regions = tuple(r for r in made.regions if r.status == "streamed")
     try:
         plan = planned(graph, regions, scores, hints, results)
@@ -138,6 +149,9 @@ def _program(graph: Graph, options: Options, hints: Mapping[str, int], scores: i
     if stored:
         raise TooLarge(f"its gradient reads {stored[0].name}, which {stored[0].reason}")
     for n in plan.single:
+        if n.op in ("matmul", "einsum") and integer(product(n.type.shape), dict(hints)) >= scores:
+            # Computed by another library, scores differ by roundings from those that the saved maxima and sums are of.
+            raise NotFaster("its scores are no larger than what they are made of")
         if unknown(n):
             raise NotTrained(f"its gradient needs {n.op}, which is not run by itself")
     handles = tuple(register(r, [tuple(range(n.type.rank)) for n in r.outputs]) for r in regions)
@@ -151,9 +165,9 @@ _TRAININGS: dict[int, Training] = {}
 
 def enter(training: Training, orders: Sequence[Order]) -> int:
     """Enters `training` in the table and returns its number, a hash of what it does."""
-    programs = (training.forward, training.backward, training.cautious)
-    graphs = [_text(p.plan) for p in programs if p is not None]
-    handles = [p.handles for p in programs if p is not None]
+    programs = (training.forward, *training.backward, *training.cautious)
+    graphs = [_text(p.plan) for p in programs]
+    handles = [p.handles for p in programs]
     handle = int(fingerprint(graphs, handles, list(map(tuple, orders)), training.gradient.wanted)[:15], 16)
     _TRAININGS[handle] = replace(training, orders=tuple(tuple(o) for o in orders))
     return handle
@@ -188,9 +202,11 @@ def run_gradients(handle: int, tensors: list[torch.Tensor]) -> list[torch.Tensor
     sizes = t.sizes(tensors[:n])
     kept = tensors[n : n + len(t.gradient.saved)]
     with torch.no_grad(), torch.autocast("cpu", enabled=False):  # the types are the graph's own
-        finite = t.cautious is None or all(bool(x.isfinite().all()) for x in kept)
-        program = t.backward if finite or t.cautious is None else t.cautious
-        found = program.run(tensors, sizes)
+        finite = not t.cautious or all(bool(x.isfinite().all()) for x in kept)
+        given, found = list(tensors), list[torch.Tensor]()
+        for program in t.backward if finite else t.cautious:
+            found = program.run(given, sizes)
+            given += found
     return [x.contiguous() if not _shared(x, tensors) else x.contiguous().clone() for x in found]
 
 
