@@ -44,7 +44,7 @@ def gradients(f: Callable[..., Any], args: Sequence[torch.Tensor], seed: int) ->
             return [torch.zeros_like(x) for x in wanted]
         g = torch.Generator().manual_seed(seed)
         cotangents = [torch.randn(x.shape, generator=g).bfloat16().to(x.dtype) for x in results]
-        found = torch.autograd.grad(results, wanted, cotangents, allow_unused=True)
+        found: list[Any] = list(torch.autograd.grad(results, wanted, cotangents, allow_unused=True))
     return [torch.zeros_like(x) if d is None else d.detach() for x, d in zip(wanted, found, strict=True)]
 
 

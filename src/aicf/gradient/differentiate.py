@@ -102,7 +102,7 @@ class _Derivation:
         self.saved: dict[Saved, Node] = {}
         self.sums = Sums(self.b)
         self.depth = _depths(self.order, set(self.inputs))
-        self.means: dict[Node, Node] = {}  # what stands for a mean in the backward -> its value
+        self.rows: dict[Node, Node] = {}  # what stands for a row's number in the backward -> its value
         self.exact = any(is_float(n.type.dtype) and not is_half(n.type.dtype) for n in self.outputs)
 
     def run(self) -> Gradient:
@@ -131,7 +131,8 @@ class _Derivation:
             applied = Applied(
                 self.b, n, lambda k, n=n: self.value(n.inputs[k]), lambda n=n: self.value(n),
                 lambda n=n: self._weights(n), self.sums, self.still and self.depth[n] == 1,
-                lambda p, x, axis, n=n: self._without_mean(n, p, x, axis), self.depth[n] == 1,
+                lambda p, x, axis, n=n: self._without_mean(n, p, x, axis),
+                lambda x, axis, n=n: self._sum_of(n, x, axis), self.depth[n] == 1,
             )  # fmt: skip
             for k, x in enumerate(n.inputs):
                 if x not in active:
@@ -148,15 +149,15 @@ class _Derivation:
         return Gradient(self._forward(), self._stages(given, gradients), tuple(self.wanted), floating, kept)
 
     def _stages(self, given: Sequence[Node], gradients: Sequence[Node]) -> tuple[Graph, ...]:
-        """The backward as graphs: means in the order in which they need each other, then the gradients."""
+        """The backward as graphs: numbers of rows in the order in which they need each other, then the gradients."""
         level: dict[Node, int] = {}
-        for stand_in, value in self.means.items():
+        for stand_in, value in self.rows.items():
             level[stand_in] = 1 + max((level[n] for n in ancestors([value]) if n in level), default=0)
         graphs: list[Graph] = []
         before: list[Node] = []
         for k in range(1, 1 + max(level.values(), default=0)):
-            now = [n for n in self.means if level[n] == k]
-            graphs.append(_graph([*given, *before], [self.means[n] for n in now]))
+            now = [n for n in self.rows if level[n] == k]
+            graphs.append(_graph([*given, *before], [self.rows[n] for n in now]))
             before += now
         return (*graphs, _graph([*given, *before], gradients))
 
@@ -178,9 +179,19 @@ class _Derivation:
             mean = total(b.op("mul", p, b.op("max", g, LOWEST)))
         else:  # the weights are computed again here, and may add up to a rounding more or less than 1
             mean = b.op("div", total(b.op("mul", p, g)), total(p))
-        stand_in = b.input(f"{n.name}_mean{len(self.means) or ''}", mean.type.dtype, mean.type.shape)
-        self.means[stand_in] = mean
-        return b.op("sub", g, stand_in)
+        return b.op("sub", g, self._stand_in(n, mean))
+
+    def _sum_of(self, n: Node, g: Node, axis: int) -> Node:
+        """The sum of `g`, of the result of `n`, along `axis`."""
+        before = self.sums.written_out
+        total = self.sums.of([g], [axis])
+        return total if self.depth[n] == 0 or self.sums.written_out == before else self._stand_in(n, total)
+
+    def _stand_in(self, n: Node, number: Node) -> Node:
+        """What stands in this graph for `number`, one per row, which one before it computes."""
+        made = self.b.input(f"{n.name}_sum{len(self.rows) or ''}", number.type.dtype, number.type.shape)
+        self.rows[made] = number
+        return made
 
     def _gradient(self, n: Node, parts: dict[Node, list[Node]]) -> Node:
         if n not in parts:

@@ -21,8 +21,9 @@ ZERO = integer_const(0)
 class Applied:
     """An op of the source where its derivative is asked: `x` and `y` are its operands and its result in the backward graph,
     computed when they are asked for, `weights` the softmax of the operand of a softmax or the like; `sums` sums over axes of what
-    is made here; `without_mean(p, g, axis)` is `g` without its mean along `axis` by the weights `p`, whose sum is 1; `still`: no
-    output depends on what maxima and minima are; `first`: no product comes before this op."""
+    is made here; `without_mean(p, g, axis)` is `g` without its mean along `axis` by the weights `p`, whose sum is 1, and
+    `sum_of(g, axis)` its sum; `still`: no output depends on what maxima and minima are; `first`: no product comes before this
+    op."""
 
     b: GraphBuilder
     node: Node
@@ -32,6 +33,7 @@ class Applied:
     sums: Sums
     still: bool
     without_mean: Callable[[Node, Node, int], Node]
+    sum_of: Callable[[Node, int], Node]
     first: bool = False
 
     @property
@@ -118,7 +120,7 @@ def _concat(a: Applied, g: Node, k: int) -> Node:
     begin: Expr = ZERO
     for n in range(k):
         begin = call("add", begin, a.shape(n)[axis])
-    return a.b.slice(g, [begin if n == axis else ZERO for n in range(g.type.rank)], a.shape(k))
+    return a.sums.to_shape(a.sums.parts.of(g, axis - g.type.rank, begin, a.shape(k)[axis]), a.shape(k))
 
 
 def _cast(a: Applied, g: Node, k: int) -> Node:
@@ -150,7 +152,7 @@ def _softmax(a: Applied, g: Node, k: int) -> Node:
 
 def _log_softmax(a: Applied, g: Node, k: int) -> Node:
     b = a.b
-    total = a.sums.of([g], [a.attrs["axis"] % g.type.rank])
+    total = a.sum_of(g, a.attrs["axis"] % g.type.rank)
     return b.op("sub", g, b.op("mul", a.weights(), total))
 
 

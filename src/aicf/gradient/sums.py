@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aicf.gradient.elementwise import NoDerivative
+from aicf.gradient.parts import Parts, content
 from aicf.scalar import Const, Expr, integer_const
 from aicf.semantic import GraphBuilder, Node
 from aicf.semantic.types import is_one
@@ -24,6 +25,7 @@ class Sums:
     def __init__(self, b: GraphBuilder) -> None:
         self.b = b
         self.products: list[tuple[Node, Node, Callable[[], Node]]] = []
+        self.parts = Parts(b)
         self.exchanged = self.written_out = 0
 
     def to_shape(self, g: Node, shape: tuple[Expr, ...]) -> Node:
@@ -64,6 +66,9 @@ class Sums:
         b, over = self.b, parts.over
         for n, f in enumerate(over):
             others = over[:n] + over[n + 1 :]
+            inside = content(f, axis)
+            if inside is not None:  # nothing else counts
+                return self._along([f.inputs[0], *(self.parts.of(x, axis, *inside) for x in others)], axis)
             if f.op in ("add", "sub") and others:
                 left, right = (self._along([*others, x], axis) for x in f.inputs)
                 return b.op(f.op, left, right)

@@ -126,8 +126,28 @@ def log_sums_too(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return s.softmax(-1) @ v, s.logsumexp(-1)
 
 
+def masked_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scores(q, k).softmax(-1).masked_fill(causal(q, k), 0.0) @ v
+
+
+def entropy_too(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    p = scores(q, k).log_softmax(-1)
+    return p.exp() @ v, -(p.exp() * p).sum(-1)
+
+
+def heads_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    s = torch.einsum("bnhd,bmhd->bhnm", q, k) / math.sqrt(q.shape[-1])
+    return torch.einsum("bhnm,bmhe->bnhe", s.softmax(-1), v)
+
+
+def keys_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (k @ q.mT / math.sqrt(q.shape[-1])).softmax(-2).mT @ v
+
+
 FUNCTIONS: list[Function] = [
-    plain, written_out, normalised_last, masked, filled, softcap, grouped, sigmoid, squared_relu, log_sums_too,
+    plain, written_out, normalised_last, masked, filled, softcap, grouped, sigmoid, squared_relu, log_sums_too, masked_after,
+    entropy_too, heads_last, keys_first,
 ]  # fmt: skip
 
 
@@ -199,6 +219,17 @@ def test_rows_that_see_nothing_but_the_smallest_number() -> None:
     keep = (torch.arange(50)[None] < torch.tensor([0, 30])[:, None])[:, None, None, :]
     fill = torch.where(keep, 0.0, torch.finfo(torch.float32).min)
     assert check(added, [*qkv(), fill]) == "streamed"
+
+
+def with_a_sink(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
+    s = scores(q, k).masked_fill(causal(q, k), -math.inf)
+    s = torch.cat([s, sink[None, :, None, None].expand(s.shape[0], -1, s.shape[2], 1)], -1)
+    return (s - s.amax(-1, keepdim=True)).softmax(-1)[..., :-1] @ v
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_sink_has_a_gradient(dtype: str) -> None:
+    assert check(with_a_sink, [*qkv(), random(4)], wanted=(0, 1, 2, 3), dtype=dtype) == "streamed"
 
 
 def test_a_bias_per_key_has_a_gradient() -> None:
@@ -470,3 +501,49 @@ def merged_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def test_what_is_created_inside_is_not_detached() -> None:
     assert check(merged_heads, qkv()) == "streamed"
+
+
+def mask_written_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    mask = torch.zeros(q.shape[-2], k.shape[-2])
+    mask.masked_fill_(causal(q, k), -math.inf)
+    return (scores(q, k) + mask).softmax(-1) @ v
+
+
+def changed_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q * 1.5
+    q.add_(1.0)
+    return scores(q, k).softmax(-1) @ v
+
+
+def scores_changed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = scores(q, k)
+    s.masked_fill_(causal(q, k), -math.inf)
+    return s.softmax(-1) @ v
+
+
+def changed_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    o = scores(q, k).softmax(-1) @ v
+    o.mul_(2.0)
+    return o
+
+
+@pytest.mark.parametrize("f", [mask_written_in_place, changed_before, scores_changed, changed_after])
+def test_what_is_written_in_place(f: Function) -> None:
+    """A mask may be made so; what has a gradient, or is made by the region, is left to PyTorch."""
+    became = check(f, qkv())
+    assert (became == "streamed") == (f is mask_written_in_place), became
+
+
+def test_values_that_change_after_they_were_read() -> None:
+    """As in eager, the backward raises: what it needs is no longer there."""
+
+    def f(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        v = v * 1.0
+        o = scores(q, k).softmax(-1) @ v
+        return o, v.zero_()
+
+    for g in (f, compiled(f, [])):
+        q, k, v = (x.requires_grad_() for x in qkv())
+        o, _ = g(q, k, v)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            o.sum().backward()

@@ -21,7 +21,7 @@ from aicf.frontends.torch.capture.marked_sizes import explain_marked_sizes, mark
 from aicf.frontends.torch.capture.retrace import retrace
 from aicf.frontends.torch.diagnostics.failures import error_line, refuse_all
 from aicf.frontends.torch.fx.locations import location_of, op_name
-from aicf.frontends.torch.read.reader import Reading, read
+from aicf.frontends.torch.read.reader import FOREVER, Reading, read, storage_of
 from aicf.frontends.torch.rewrite.gradients import Gradients
 from aicf.frontends.torch.rewrite.replace import rewrite, uncallable_tensors
 from aicf.frontends.torch.run.devices import for_device
@@ -30,6 +30,7 @@ from aicf.frontends.torch.run.training import NotFaster, NotTrained, Training, t
 from aicf.report import GraphReport
 from aicf.runtime.device import DeviceExecutable
 from aicf.scalar import is_half, variables
+from aicf.semantic import Node
 from aicf.streaming.candidates import pure
 
 from .options import BackendOptions
@@ -164,12 +165,12 @@ def with_gradients(
         try:
             if gradients.has_hooks_or_bodies or unsure or isinstance(r.executable, DeviceExecutable):
                 raise NotTrained("")
-            if reading.mutated:
-                raise NotTrained("the graph changes tensors in place")
-            ends = [[reading.anchors[n][0].fx for n in own] for own in (r.inputs, r.outputs)]
-            if not gradients.all_recorded(traced, *ends, created):
+            taken, made = ([reading.anchors[n][0].fx for n in own] for own in (r.inputs, r.outputs))
+            if not gradients.all_recorded(traced, taken, made, created):
                 raise NotTrained("a part of it is detached")
-            wanted = [k for k, fx in enumerate(ends[0]) if gradients.may_require(traced, fx)]
+            wanted = [k for k, fx in enumerate(taken) if gradients.may_require(traced, fx)]
+            if _changed_in_place(r, reading, [r.inputs[k] for k in wanted]):
+                raise NotTrained("the program changes a tensor of it in place")
             one = trained(r, wanted, options, hints)
             if options.fuse == "auto":
                 _faster_than_sdpa(r, one, reading)
@@ -179,6 +180,15 @@ def with_gradients(
         except NotTrained as no:
             r.refuse(f"{GRADIENT} ({no})" if str(no) else GRADIENT)
     return found
+
+
+def _changed_in_place(r: RegionResult, reading: Reading, wanted: Sequence[Node]) -> bool:
+    """Whether anything writes into a tensor that the region makes or replaces, or that has a gradient (`wanted`), which autograd
+    would record; or, later, into one that it reads, which is saved."""
+    held = [a.fx.meta.get("val") for n in (*wanted, *r.outputs, *r.nodes) for a in reading.anchors.get(n, ())]
+    return any(storage_of(x) in reading.mutated for x in held) or any(
+        a.until != FOREVER for n in r.inputs for a in reading.anchors[n]
+    )
 
 
 def _faster_than_sdpa(r: RegionResult, training: Training, reading: Reading) -> None:
