@@ -120,7 +120,8 @@ class RegionResult:
     program; `proof`: what is proved of the tiles; `decision`: what the cost model was asked, and its answer; `prediction`: the
     numbers of that. `rows_end`: how many rows a block has that ends its keys by itself inside of a partial tile; 0 where none
     does. `stored`: tensors of the size of the scores that it reads all the same, since it cannot compute them. `kind`: an
-    "attention" sums values, a "reduction" of scores does not; attentions alone are what `require="streamed"` is about."""
+    "attention" sums values, a "reduction" of scores does not; attentions alone are what `require="streamed"` is about.
+    `backward`: in words, how its gradients are computed and what is saved for that, where one is asked."""
 
     status: Status
     reason: str
@@ -148,6 +149,7 @@ class RegionResult:
     prediction: Prediction | None = None
     rows_end: int = 0
     kind: Kind = "attention"
+    backward: str = ""
 
     def __getstate__(self) -> dict[str, Any]:
         """What a pickled report keeps: all but what only lives in the process that compiled."""
@@ -158,7 +160,7 @@ class RegionResult:
         """It does not stream after all: what was planned for it is no longer so."""
         self.status, self.reason = status, reason
         self.executable = self.schedule = self.tiles = self.bytes_streamed = None
-        self.assumes = self.specialised = ""
+        self.assumes = self.specialised = self.backward = ""
         self.stored = ()
         self.rows_end = 0
 

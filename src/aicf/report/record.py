@@ -24,6 +24,7 @@ def region_record(r: RegionResult, graph: int) -> dict[str, Any]:
         "source": place,
         "mask": r.mask,
         "assumes": r.assumes or None,
+        "backward": r.backward or None,
         "kernel": r.specialised or None,
         "bytes_unfused": r.bytes_unfused,
         "bytes_streamed": r.bytes_streamed,

@@ -54,6 +54,8 @@ def full_lines(group: Sequence[RegionResult]) -> list[str]:
             lines[-1] += f"; in partial ones each {r.rows_end} rows end where their last key does"
     elif r.assumes:
         lines.append("  tiles      how many are skipped depends on the mask's tensors, and is known when it runs")
+    if r.backward:
+        lines.append(f"  backward   {r.backward}")
     if r.schedule is not None and r.status == "streamed":
         lines.append(f"  kernel     for {r.specialised}")
         lines += schedule_lines(r.schedule)

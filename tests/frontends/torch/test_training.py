@@ -11,7 +11,9 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
+import aicf
 from aicf.report import GraphReport
+from aicf.report.text import full_lines
 from tests.contract import assert_contract
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -547,3 +549,11 @@ def test_values_that_change_after_they_were_read() -> None:
         o, _ = g(q, k, v)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             o.sum().backward()
+
+
+def test_the_report_says_how_gradients_are_computed() -> None:
+    (region,) = aicf.explain(plain, *(x.requires_grad_() for x in qkv(128, 128)), options={"fuse": "always"}).regions
+    assert region.backward.startswith("3 kernels, 9 products of the size of the scores (forward: 2); saved beside its inputs: ")
+    assert f"  backward   {region.backward}" in full_lines([region])
+    (region,) = aicf.explain(plain, *qkv(128, 128), options={"fuse": "always"}).regions
+    assert region.backward == ""

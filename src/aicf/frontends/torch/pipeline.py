@@ -163,7 +163,9 @@ def with_gradients(
             continue
         unsure = not reading.possibly_empty.isdisjoint(size_names(r))
         try:
-            if gradients.has_hooks_or_bodies or unsure or isinstance(r.executable, DeviceExecutable):
+            if gradients.has_hooks_or_bodies:
+                raise NotTrained("the program has checkpoints, hooks or functions with a backward of their own")
+            if unsure or isinstance(r.executable, DeviceExecutable):
                 raise NotTrained("")
             taken, made = ([reading.anchors[n][0].fx for n in own] for own in (r.inputs, r.outputs))
             if not gradients.all_recorded(traced, taken, made, created):
@@ -174,6 +176,7 @@ def with_gradients(
             one = trained(r, wanted, options, hints)
             if options.fuse == "auto":
                 _faster_than_sdpa(r, one, reading)
+            r.backward = one.summary(hints)
             found[id(r)] = one
         except NotFaster as no:
             r.refuse(f"a gradient is asked of it, which PyTorch computes as fast or faster ({no})", "declined")
@@ -196,10 +199,11 @@ def _faster_than_sdpa(r: RegionResult, training: Training, reading: Reading) -> 
     several times as long for each, and are none."""
     anchors = [a for n in (*r.nodes, *r.outputs) for a in reading.anchors.get(n, ())]
     halves = any(is_half(n.type.dtype) for n in r.inputs)
-    if not halves and training.products > SDPA_PRODUCTS and any(a.fx.target is SDPA for a in anchors):
+    products = sum(training.products)
+    if not halves and products > SDPA_PRODUCTS and any(a.fx.target is SDPA for a in anchors):
         raise NotFaster(
             f"its kernels of scaled_dot_product_attention compute {SDPA_PRODUCTS} products of the size of the scores, forward "
-            f'and backward, where {training.products} would be computed here; fuse="always" streams it'
+            f'and backward, where {products} would be computed here; fuse="always" streams it'
         )
 
 

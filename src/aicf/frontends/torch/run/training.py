@@ -20,7 +20,9 @@ from aicf.driver import Options, RegionResult, compile_graph
 from aicf.frontends.torch.fx.symbols import TORCH_DTYPE
 from aicf.gradient import Gradient, NotDifferentiable, Plan, TooLarge, differentiate, planned
 from aicf.mcir.passes.streaming_lowering import detected_meaning
+from aicf.report.words import plural, size_text
 from aicf.scalar import Const, Expr, Var, fingerprint, integer, show, variables
+from aicf.scalar.dtypes import BYTES
 from aicf.semantic import Graph, Node
 from aicf.semantic.types import product
 from aicf.streaming.recognise import Recognised
@@ -45,6 +47,12 @@ class Program:
     regions: tuple[RegionResult, ...]
     handles: tuple[int, ...]
     names: tuple[tuple[str, ...], ...]
+
+    @property
+    def products(self) -> int:
+        """How many products of the size of the scores its regions compute."""
+        programs = [r.program for r in self.regions if r.program is not None]
+        return sum(len(p.scores) + sum(bool(s.payload) for s in p.sums) for p in programs)
 
     def run(self, given: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         """The outputs for the inputs of the graph."""
@@ -73,10 +81,19 @@ class Training:
     orders: tuple[Order, ...] = ()
 
     @property
-    def products(self) -> int:
+    def products(self) -> tuple[int, int]:
         """How many products of the size of the scores are computed, forward and backward."""
-        programs = [r.program for p in (self.forward, *self.backward) for r in p.regions if r.program is not None]
-        return sum(len(p.scores) + sum(bool(s.payload) for s in p.sums) for p in programs)
+        return self.forward.products, sum(p.products for p in self.backward)
+
+    def summary(self, hints: Mapping[str, int]) -> str:
+        """How gradients are computed, and what is saved, in words."""
+        kernels = sum(len(p.regions) for p in self.backward)
+        forward, backward = self.products
+        saved = sum(integer(product(n.type.shape), dict(hints)) * BYTES[n.type.dtype] for n in self.gradient.saved)
+        return (
+            f"{plural(kernels, 'kernel')}, {backward} products of the size of the scores (forward: {forward}); saved beside its "
+            f"inputs: {size_text(saved)}, of outputs and one number or two per row"
+        )
 
     def sizes(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
         """The size symbols of a call, from its inputs."""
