@@ -529,11 +529,31 @@ def changed_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return o
 
 
-@pytest.mark.parametrize("f", [mask_written_in_place, changed_before, scores_changed, changed_after])
+def filled_in_parts(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As rotary embeddings are put together."""
+    whole = q.new_empty(q.shape)
+    whole[..., :5] = q[..., :5] * 2
+    whole[..., 5:] = q[..., 5:].sin()
+    return scores(whole, k).softmax(-1) @ v
+
+
+def scaled_unrecorded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = scores(q, k)
+    with torch.no_grad():
+        s.mul_(0.5)
+    return s.softmax(-1) @ v
+
+
+WRITTEN = {mask_written_in_place: True, changed_before: True, scores_changed: True, filled_in_parts: True, changed_after: False,
+           scaled_unrecorded: False}  # fmt: skip
+
+
+@pytest.mark.parametrize("f", WRITTEN)
 def test_what_is_written_in_place(f: Function) -> None:
-    """A mask may be made so; what has a gradient, or is made by the region, is left to PyTorch."""
+    """What the region reads may have been made so, and scores may be; what it makes, and what is not recorded, is left to
+    PyTorch."""
     became = check(f, qkv())
-    assert (became == "streamed") == (f is mask_written_in_place), became
+    assert (became == "streamed") == WRITTEN[f], became
 
 
 def test_values_that_change_after_they_were_read() -> None:

@@ -21,7 +21,7 @@ from aicf.frontends.torch.capture.marked_sizes import explain_marked_sizes, mark
 from aicf.frontends.torch.capture.retrace import retrace
 from aicf.frontends.torch.diagnostics.failures import error_line, refuse_all
 from aicf.frontends.torch.fx.locations import location_of, op_name
-from aicf.frontends.torch.read.reader import FOREVER, Reading, read, storage_of
+from aicf.frontends.torch.read.reader import FOREVER, Reading, read, storage_of, written_by
 from aicf.frontends.torch.rewrite.gradients import Gradients
 from aicf.frontends.torch.rewrite.replace import rewrite, uncallable_tensors
 from aicf.frontends.torch.run.devices import for_device
@@ -30,7 +30,6 @@ from aicf.frontends.torch.run.training import NotFaster, NotTrained, Training, t
 from aicf.report import GraphReport
 from aicf.runtime.device import DeviceExecutable
 from aicf.scalar import is_half, variables
-from aicf.semantic import Node
 from aicf.streaming.candidates import pure
 
 from .options import BackendOptions
@@ -168,11 +167,11 @@ def with_gradients(
             if unsure or isinstance(r.executable, DeviceExecutable):
                 raise NotTrained("")
             taken, made = ([reading.anchors[n][0].fx for n in own] for own in (r.inputs, r.outputs))
-            if not gradients.all_recorded(traced, taken, made, created):
+            if not gradients.all_recorded(traced, taken, [*made, *_writers(r, traced, reading)], created):
                 raise NotTrained("a part of it is detached")
-            wanted = [k for k, fx in enumerate(taken) if gradients.may_require(traced, fx)]
-            if _changed_in_place(r, reading, [r.inputs[k] for k in wanted]):
-                raise NotTrained("the program changes a tensor of it in place")
+            if _changes_later(r, reading):
+                raise NotTrained("the program changes one of its tensors in place")
+            wanted = [k for k, x in enumerate(taken) if gradients.may_require(traced, x) or _written_before(x, reading)]
             one = trained(r, wanted, options, hints)
             if options.fuse == "auto":
                 _faster_than_sdpa(r, one, reading)
@@ -185,13 +184,26 @@ def with_gradients(
     return found
 
 
-def _changed_in_place(r: RegionResult, reading: Reading, wanted: Sequence[Node]) -> bool:
-    """Whether anything writes into a tensor that the region makes or replaces, or that has a gradient (`wanted`), which autograd
-    would record; or, later, into one that it reads, which is saved."""
-    held = [a.fx.meta.get("val") for n in (*wanted, *r.outputs, *r.nodes) for a in reading.anchors.get(n, ())]
-    return any(storage_of(x) in reading.mutated for x in held) or any(
+def _changes_later(r: RegionResult, reading: Reading) -> bool:
+    """Whether anything writes into a tensor that the region makes, or, after it, into one that it reads, which is saved."""
+    made = [a.fx.meta.get("val") for n in r.outputs for a in reading.anchors[n]]
+    return any(storage_of(x) in reading.mutated for x in made) or any(
         a.until != FOREVER for n in r.inputs for a in reading.anchors[n]
     )
+
+
+def _writers(r: RegionResult, traced: Module, reading: Reading) -> list[torch.fx.Node]:
+    """The ops that write into tensors which the region replaces."""
+    inside = {storage_of(a.fx.meta.get("val")) for n in r.nodes for a in reading.anchors.get(n, ())} & reading.mutated
+    if not inside:
+        return []
+    return [n for n in traced.graph.nodes if any(storage_of(x.meta.get("val")) in inside for x in written_by(n))]
+
+
+def _written_before(x: torch.fx.Node, reading: Reading) -> bool:
+    """Whether `x`, created without a gradient, may have got one with what was written into it."""
+    value = x.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and storage_of(value) in reading.mutated
 
 
 def _faster_than_sdpa(r: RegionResult, training: Training, reading: Reading) -> None:

@@ -22,6 +22,8 @@ from aicf.frontends.torch.run.region_op import REGION
 
 _DETACH = torch.ops.aten.detach.default
 _IN_PLACE = ("setitem", "__setitem__")
+_ENTER_INFERENCE = torch.autograd.grad_mode._enter_inference_mode
+_EXIT_INFERENCE = torch.autograd.grad_mode._exit_inference_mode
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_")
 
 
@@ -29,7 +31,10 @@ class Gradients:
     """What autograd records of a graph of Dynamo's, `gm`, called with `inputs`."""
 
     def __init__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
-        self.recorded = {n.name for n in gm.graph.nodes if n.op not in ("placeholder", "output") and _requires(n, gm)}
+        # What is written into a tensor under no_grad is not recorded, although the tensor requires a gradient.
+        hidden = _changed_unrecorded(gm)
+        made = (n for n in gm.graph.nodes if n.op not in ("placeholder", "output"))
+        self.recorded = {n.name for n in made if n not in hidden and _requires(n, gm)}
         self.given = [isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
         # Bodies of higher-order ops (checkpoints, custom functions) are inlined in the traced graph under other names. Their
         # effect on gradients, and that of hooks, is not in it: where a gradient passes one, no region may be replaced.
@@ -138,6 +143,23 @@ def _required(gm: torch.fx.GraphModule, recorded: set[str]) -> set[str]:
         if node.name in recorded and any(u.op == "output" or u.name in required for u in node.users):
             required.add(node.name)
     return required
+
+
+def _changed_unrecorded(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
+    """The nodes that write into a tensor while gradients are switched off."""
+    enabled = torch.is_grad_enabled()
+    inference: list[torch.fx.Node] = []
+    hidden: set[torch.fx.Node] = set()
+    for n in gm.graph.nodes:
+        if n.target is torch._C._set_grad_enabled:
+            enabled = bool(n.args[0])
+        elif n.target is _ENTER_INFERENCE:
+            inference.append(n)
+        elif n.target is _EXIT_INFERENCE and inference:
+            inference.pop()
+        elif _changes(n) and (not enabled or inference):
+            hidden.add(n)
+    return hidden
 
 
 def _has_body(node: torch.fx.Node) -> bool:
