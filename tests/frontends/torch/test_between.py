@@ -67,6 +67,21 @@ def test_the_layer_that_makes_the_values_is_no_attention(options: dict[str, Any]
     assert why in region.reason
 
 
+def test_layers_that_differ_in_names_alone_are_told_once() -> None:
+    model = torch.nn.ModuleList([Layers(dropout=0.1), Layers(dropout=0.1)])
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for layer in model:
+            x = torch.nn.functional.layer_norm(x + layer(x)[0].transpose(1, 2).flatten(2), (48,))
+        return x
+
+    with torch.no_grad():
+        report = aicf.explain(f, torch.randn(2, 80, 48))
+    first, second = report.regions
+    assert first.reason != second.reason
+    assert len(report.brief().splitlines()) == 2 and "(2 alike)" in report.brief()
+
+
 def test_softmaxed_values_are_no_weights() -> None:
     """A softmax over the features of the values: the linear attention that sums them streams."""
 
