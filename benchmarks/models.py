@@ -20,6 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from aicf.report.words import plural
 from benchmarks import session, zoo
 
 SIDES = ("aicf", "torch.compile", "eager")
@@ -41,7 +42,8 @@ def main() -> int:
             parser.error(f"--threads {args.threads}: give at least 1")
         torch.set_num_threads(args.threads)
     sides = [s for s in SIDES if s != "eager" or args.eager]
-    print(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads on {os.cpu_count()} cores, float32, inference")
+    on = f"{plural(torch.get_num_threads(), 'thread')} on {plural(os.cpu_count() or 1, 'core')}"
+    print(f"PyTorch {torch.__version__}, {on}, float32, inference")
     print(f"{'':14}{'streamed':>9}" + "".join(f"{s:>16}{'extra peak':>12}" for s in sides) + f"{'faster':>9}", flush=True)
     figures: dict[str, Any] = {}
     for name in args.model or zoo.MODELS:

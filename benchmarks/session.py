@@ -103,7 +103,7 @@ def run(
         wrong = (found.double() - exact).abs()
         result.errors[title] = (wrong.max().item(), wrong.mean().item())
     result.own = sum(g.seconds for g in report.graphs)
-    with ticking(f"timing {len(calls)} contenders in turn, for about {budget:.0f} s"):
+    with ticking(f"timing {len(calls)} contenders in turn, for about {budget:.0f} s, then their memory"):
         result.measured = contenders.measure(calls, budget=budget, say=say)
     torch._dynamo.reset()
     return result

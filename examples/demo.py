@@ -1,6 +1,6 @@
 """Real models through the compiler: BERT-base, GPT-2 small, ViT-B/16 and a Llama-shaped one, each at its real size.
 
-Run it: ./dev demo            (or some of them: ./dev demo gpt2; or two layers of each, in a minute: ./dev demo --quick)
+Run it: ./dev demo            (or some: ./dev demo gpt2; or two layers of each in one to three minutes: ./dev demo --quick)
 
 The models come from `transformers`, with random weights and `attn_implementation="eager"`: attention written out in plain
 PyTorch, a matrix of scores and all. Nobody tells AICF where it is. For each model this shows what was found, how exact the result
@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aicf
 from aicf.bench.timing import interleaved
+from aicf.report.words import plural
 from benchmarks import session, zoo
 
 DEMO = ("bert", "gpt2", "vit")
@@ -50,14 +51,14 @@ def main() -> int:
         options.error(f"no model {', '.join(unknown)}: there are {', '.join(zoo.MODELS)}")
     budget = args.budget if args.budget is not None else 3.0 if args.quick else 12.0
     began = time.perf_counter()
-    cores = f"{torch.get_num_threads()} threads on {os.cpu_count()} cores"
+    cores = f"{plural(torch.get_num_threads(), 'thread')} on {plural(os.cpu_count() or 1, 'core')}"
     print(f"PyTorch {torch.__version__}, {cores}, float32, inference", flush=True)
     first_line()
     missing, results = 0, dict[str, session.Result]()
     for name in args.model or DEMO:
         layers, patience = (QUICK_LAYERS, 45.0) if args.quick else (None, 120.0)
         results[name] = session.run(name, budget=budget, sdpa=True, layers=layers, patience=patience)
-        missing += show(name, results[name], args.full)
+        missing += show(name, results[name], args.full, layers)
     closing(results, args.quick)
     print(f"\n{time.perf_counter() - began:.0f} s in all.")
     return 1 if missing else 0
@@ -87,10 +88,11 @@ def first_line() -> None:
     print(f"A plain causal attention (8 heads, 1024 tokens, 64 wide), streamed: {said}", flush=True)
 
 
-def show(name: str, result: session.Result, full: bool) -> int:
-    """Prints what came of one model, and returns the number of attentions that do not stream."""
+def show(name: str, result: session.Result, full: bool, layers: int | None) -> int:
+    """Prints what came of one model (of `layers` of it, where given), and returns the number of attentions that do not stream."""
     entry = zoo.MODELS[name]
-    heading(f"{entry.title}: {entry.what}", "=")
+    part = "" if layers is None else f" (here {layers} of its layers)"
+    heading(f"{entry.title}: {entry.what}{part}", "=")
     regions = result.report.regions
     streamed = [r for r in regions if r.status == "streamed"]
     print((str(result.report) if full else result.report.brief()).rstrip())

@@ -76,7 +76,7 @@ NAMES = [fn.__name__ for fn in FUNCTIONS]
 def test_repr_is_one_short_line(name: str, reports: dict[str, aicf.Report]):
     report = reports[name]
     assert repr(report) == f"<aicf Report: {report.summary}>" and len(repr(report)) < 160
-    assert all("\n" not in repr(g) and len(repr(g)) < 160 for g in report.graphs)
+    assert all("\n" not in repr(x) and len(repr(x)) < 160 for x in (*report.graphs, *report.regions))
 
 
 @pytest.mark.parametrize("name", NAMES)

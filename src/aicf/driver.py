@@ -156,6 +156,9 @@ class RegionResult:
         gone = {"inputs": [], "outputs": [], "executable": None, "region": None, "decision": None, "nodes": (), "unknown": None}
         return {**self.__dict__, **gone}
 
+    def __repr__(self) -> str:
+        return f"<aicf {self.kind} {self.name}: {self.status}>"
+
     def refuse(self, reason: str, status: Literal["declined", "refused"] = "refused") -> None:
         """It does not stream after all: what was planned for it is no longer so."""
         self.status, self.reason = status, reason
@@ -299,7 +302,7 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     schedule = decision.schedule
     result.schedule, result.decision, result.prediction = schedule, decision, decision.prediction
     if options.fuse == "auto" and not decision.fuse:
-        result.status, result.reason = "declined", decision.reason
+        result.status, result.reason = "declined", f"{decision.reason}: not streamed"
         return result
     phases, result.proof = prove_phases(streamed, schedule, strict=options.strict, rows=schedule.rows)
     limit = register_limit(machine, schedule.warps) if isinstance(machine, GpuTarget) else 0
@@ -308,7 +311,7 @@ def _compiled(region: Region, options: Options, hints: Mapping[str, int]) -> Reg
     kernel, binding = bound_kernel(region)
     check_kernel(kernel)
     executable = executable_for(kernel, binding, machine, schedule.threads)
-    result.status, result.reason = "streamed", decision.reason
+    result.status, result.reason = "streamed", decision.reason + ("" if decision.fuse else '; fuse="always" was given')
     result.region, result.executable = region, executable
     result.inputs = [meaning.loads[name] for name in binding.inputs.values()]
     outputs = {e.node.name: e.node for e in meaning.outputs}

@@ -26,7 +26,7 @@ from aicf.contract import judge
 from aicf.kernel import Kernel, allocate, bound_kernel, check_kernel, print_kernel, run_kernel
 from aicf.kernel.lowering import Binding
 from aicf.mcir import MCModule, dump_module, evaluate_module, parse_module, validate_module
-from aicf.scalar import integer, is_float, numpy_dtype, round_to
+from aicf.scalar import integer, is_float, numpy_dtype, round_to, variables
 
 SEED = 0
 
@@ -122,6 +122,11 @@ def lowered(test: FileTest) -> tuple[MCModule, Kernel, Binding]:
 
 def run(test: FileTest, module: MCModule, kernel: Kernel, binding: Binding) -> list[tuple[str, float]]:
     """(output, its error as a share of what the contract allows) of the kernel, on random inputs. Raises Failed."""
+    known = {v.name for e in binding.sizes.values() for v in variables(e)}
+    wrong = [name for name in test.sizes if name not in known]
+    if wrong:
+        they = f"they are {', '.join(sorted(known))}" if known else "all of them are numbers"
+        raise FileTestError(f"no size in the shapes of the module's tensors is called {', '.join(wrong)}: {they}")
     sizes = {name: integer(e, test.sizes) for name, e in binding.sizes.items()}
     inputs = random_inputs(kernel, sizes)
     found: dict[bool, dict[str, Any]] = {}

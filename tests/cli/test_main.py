@@ -46,6 +46,7 @@ def test_targets_describes_this_machine(capsys: pytest.CaptureFixture[str]):
     code, out, err = run(capsys, "targets")
     assert code == 0 and err == ""
     assert "L2" in out and "bits" in out
+    assert "h100" in out.splitlines()[-1], "others that can be named"
 
 
 def test_it_runs_as_a_module():
@@ -73,6 +74,17 @@ def test_explain_for_a_gpu_that_is_not_here(capsys: pytest.CaptureFixture[str]):
     assert code == 0, err
     assert re.search(r"\d+ registers, 0 spills, \d+ bytes of shared memory, \d+ HGMMA", out)
     assert "@triton.jit" in out and "wgmma.mma_async" in out and "HGMMA." in out
+
+
+@needs_torch
+def test_the_report_for_a_gpu_needs_no_triton(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    def missing(self: object, stage: str) -> str:
+        raise ModuleNotFoundError("No module named 'triton'", name="triton")
+
+    monkeypatch.setattr("aicf.driver.RegionResult.dump", missing)
+    code, out, err = run(capsys, "explain", f"{MODEL}:attention", *SHAPES, *ALWAYS, "--target", "h100")
+    assert code == 0 and "streamed" in out
+    assert "that needs triton, which is not installed" in err
 
 
 @needs_torch

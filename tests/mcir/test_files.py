@@ -59,6 +59,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     specification = CAUSAL.with_name("specification_causal.mcir")
     assert main(["run", str(specification), "--size", "N=20", "--size", "M=30", "--kernel"]) == 0
     assert "kernel aicf_scaled_dot_product_attention_masked" in capsys.readouterr().out
+    assert main(["run", str(specification), "--size", "N=20", "--size", "M=30", "--size", "n=3"]) == 1
+    assert "no size in the shapes of the module's tensors is called n: they are " in capsys.readouterr().err
     path = tmp_path / "broken.mcir"
     path.write_text(CAUSAL.read_text().replace("tile_m=16", "tile_m=17"))
     assert main(["run", str(path)]) == 1

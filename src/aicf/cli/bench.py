@@ -179,10 +179,10 @@ def legend(names: Sequence[str]) -> str:
     return "\n".join([
         "",
         *(f"{_TITLES[n] + ':':9} {WHAT[n]}" for n in names),
-        "Milliseconds: the best call; all contenders take turns in one process, on one thread in processor time. Each result is",
-        "checked first: ! is less exact than AICF has to be, wrong is something else and not timed. GFLOP/s: of the work that",
-        "the mask leaves. limit: AICF's share of the FMA peak (F) or, where reading takes longer, of the read bandwidth (R),",
-        "both measured between the others' calls; a call that is quicker than such a loop counts as the limit.",
+        "Milliseconds: the best call; all contenders take turns in one process; with one thread, processor time is counted. Each",
+        "result is checked first: ! is less exact than AICF has to be, wrong is something else and not timed. GFLOP/s: of the",
+        "work that the mask leaves. limit: AICF's share of the FMA peak (F) or, where reading takes longer, of the read",
+        "bandwidth (R), both measured between the others' calls; a call that is quicker than such a loop counts as the limit.",
         "/ X: X's time over AICF's.",
     ])  # fmt: skip
 

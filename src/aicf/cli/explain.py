@@ -83,6 +83,12 @@ def print_resources(report: api.Report) -> None:
     for region in report.regions:
         if region.executable is not None and "resources" in region.executable.backend.stages:
             say(f"compiling {region.name} for {region.executable.machine.name}")
-            seen.setdefault(region.dump("resources").rstrip("\n"))
+            try:
+                seen.setdefault(region.dump("resources").rstrip("\n"))
+            except ModuleNotFoundError as e:  # the report is whole without it
+                if e.name != "triton":
+                    raise
+                say("its registers are not shown: that needs triton, which is not installed: pip install 'aicf[gpu]'")
+                return
     for text in seen:
         print("\nresources\n" + "\n".join(f"  {line}" for line in text.splitlines()))

@@ -148,7 +148,10 @@ def parser() -> argparse.ArgumentParser:
     _command(add, "targets", "what kernels are made for on this machine", "")
 
     cache = _command(add, "cache", "compiled kernels and tuned schedules on disk: where, how much, delete", _CACHE_HELP)
-    cache.add_argument("action", choices=("path", "size", "clear"), help="print the folder; what is in it; delete what is in it")
+    cache.add_argument(
+        "action", choices=("path", "size", "clear"), metavar="{path,size,clear}",
+        help="print the folder; what is in it; delete what is in it",
+    )  # fmt: skip
     only = cache.add_mutually_exclusive_group()
     only.add_argument("--kernels", action="store_true", help="clear: only compiled kernels")
     only.add_argument("--schedules", action="store_true", help="clear: only what `aicf tune` found")

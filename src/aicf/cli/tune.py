@@ -13,6 +13,7 @@ from aicf.cli.bench import selected
 from aicf.cli.errors import FAILED, OK, CommandError
 from aicf.cli.progress import say
 from aicf.cli.silence import users_prints_dropped
+from aicf.report.words import plural
 from aicf.runtime.cache import cache_dir
 from aicf.schedule import describe, host_target
 
@@ -85,7 +86,7 @@ def verdict(behind: list[float]) -> str:
     """In how many problems the cost model was near the best."""
     near = sum(x <= NEAR for x in behind)
     share = f" ({near / len(behind):.0%})" if behind else ""
-    return f"the cost model's choice is within {NEAR - 1:.0%} of the best in {near} of {len(behind)} problems{share}"
+    return f"the cost model's choice is within {NEAR - 1:.0%} of the best in {near} of {plural(len(behind), 'problem')}{share}"
 
 
 def _json(name: str, site: Site, outcome: Outcome) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from aicf.driver import RegionResult, StoredTensor
 from aicf.semantic import Location
 
 from .schedule import for_gpu, schedule_lines
-from .words import plural, size_text
+from .words import plural, size_text, unnumbered
 
 
 def groups(regions: Sequence[RegionResult]) -> Iterator[list[RegionResult]]:
@@ -22,7 +22,8 @@ def groups(regions: Sequence[RegionResult]) -> Iterator[list[RegionResult]]:
 def _look(r: RegionResult) -> tuple[object, ...]:
     """What a reader sees of a region, but for its name."""
     stored = tuple((s.bytes, s.reason) for s in r.stored)
-    return (r.status, r.reason, str(r.source), r.mask, str(r.schedule), str(r.tiles), r.bytes_unfused, r.bytes_streamed, stored)
+    said = unnumbered(r.reason)
+    return (r.status, said, str(r.source), r.mask, str(r.schedule), str(r.tiles), r.bytes_unfused, r.bytes_streamed, stored)
 
 
 def name_of(group: Sequence[RegionResult]) -> str:
@@ -51,7 +52,7 @@ def full_lines(group: Sequence[RegionResult]) -> list[str]:
         given = ", with the tensors of this call" if r.of_call else ""
         lines.append(f"  tiles      {', '.join(f'{n} {kind}' for kind, n in r.tiles.items())}{share}{given}")
         if r.tiles["partial"] and r.rows_end:
-            lines[-1] += f"; in partial ones each {r.rows_end} rows end where their last key does"
+            lines[-1] += f"; in partial ones every {r.rows_end} rows end where their last key does"
     elif r.assumes:
         lines.append("  tiles      how many are skipped depends on the mask's tensors, and is known when it runs")
     if r.backward:

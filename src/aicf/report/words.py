@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def size_text(n: int) -> str:
     """Bytes."""
@@ -16,3 +18,8 @@ def size_text(n: int) -> str:
 def plural(n: int, what: str) -> str:
     """`1 graph`, `2 graphs`."""
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def unnumbered(reason: str) -> str:
+    """A reason without the numbers in tensor names, in which the layers of a model differ."""
+    return re.sub(r"_\d+\b", "", reason)

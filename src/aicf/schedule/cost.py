@@ -67,8 +67,7 @@ class Prediction:
 
     def __str__(self) -> str:
         given = " if the mask hides nothing" if self.of_all else ""
-        numbers = f"predicted to take {_time(self.seconds)}{given}, unfused {_time(self.unfused_seconds)}"
-        return numbers if self.fuse else f"{numbers}: not streamed"
+        return f"predicted to take {_time(self.seconds)}{given}, unfused {_time(self.unfused_seconds)}"
 
 
 def predict(problem: Problem, target: Target, schedule: Schedule | None = None, of_all: bool = False) -> Prediction:
@@ -256,10 +255,10 @@ def _reasons(
         else:
             told["residency"] = f"the tile is one block of {s.rows} rows: its {state} stay{'s' * (are == 'is')} in registers"
         units = p.items * (tiles if s.order == "q_major" else 1)
-        told["kv_split"] = _split_reason(p, best, options, units, 2 * s.threads, f"{s.threads} threads")
+        told["kv_split"] = _split_reason(p, best, options, units, 2 * s.threads, _count(s.threads, "thread"))
         kept_as = "one packed tile is in use" if s.space("K_tile") != "register" else "tiles are read as they lie"
         told["stages"] = f"the hardware prefetches; {kept_as}"
-        told["threads"] = f"{p.threads} asked for, {t.cores} cores"
+        told["threads"] = f"{p.threads} asked for, {_count(t.cores, 'core')}"
     else:
         used = gpu.use(p, t, s.tile_m, s.tile_n, s.warps, s.stages)
         told["rows"] = f"{s.tile_m} rows over {s.warps} warps"
@@ -321,16 +320,25 @@ def _compare(best: _Option, options: list[_Option], field: str) -> str:
 def _split_reason(p: Problem, best: _Option, options: list[_Option], units: int, enough: int, what: str) -> str:
     if units >= enough:
         keys = "keys" if p.value_widths else "streamed positions"
-        return f"{units} work items are enough for {what} ({enough} are asked for): the {keys} are not cut"
+        return f"{units} work items are enough for {what} ({enough} would be): the {keys} are not cut"
     return f"{units} work item{'s' * (units != 1)} for {what}; {_compare(best, options, 'kv_split')}"
 
 
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
 def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+    return f"{_digits(seconds * 1e3)} ms" if seconds >= 1e-3 else f"{_digits(seconds * 1e6)} us"
 
 
 def _bytes(count: float) -> str:
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
-            return f"{count / size:.3g} {unit}"
+            return f"{_digits(count / size)} {unit}"
     return f"{count:.0f} B"
+
+
+def _digits(x: float) -> str:
+    """Three digits, or the whole part where that has more."""
+    return f"{x:.0f}" if x >= 100 else f"{x:.3g}"

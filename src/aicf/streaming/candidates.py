@@ -7,7 +7,7 @@ with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -261,10 +261,36 @@ def after_softmax(node: Node, sources: Mapping[Node, Collection[Node]]) -> Node 
         if not is_float(x.type.dtype):
             continue
         size = product(x.type.shape)
-        below = [n for n in _through([*sources.get(x, ())]) if n.op in SOFTMAXES and product(n.type.shape) == size]
-        if any(n.op in CONTRACTIONS for softmax in below for n in _through(softmax.inputs)):
+        if any(product(n.type.shape) == size for n, _ in _softmaxes(_through([*sources.get(x, ())]))):
             return x
     return None
+
+
+def of_attention(c: Candidate, sources: Mapping[Node, Collection[Node]]) -> bool:
+    """Whether what `c` takes for values is an attention's weights: a softmax of products over the summed axis, also below what
+    is computed from `sources` in a way that is not followed. What `c` takes for scores makes the values of that attention."""
+    here = contraction(c.node, c.at, c.known)
+    read = [x for o in (() if here is None else here.operands) if o != (c.weights, c.place) for x in _read(*o)]
+    for node, at in read:
+        for normalised, axis in _softmaxes(_through([node, *sources.get(node, ())])):
+            if normalised.type.shape == node.type.shape and c.stream in variables(at[axis]):
+                return True
+    return False
+
+
+def _softmaxes(nodes: Iterable[Node]) -> Iterator[tuple[Node, int]]:
+    """The softmaxes of products among `nodes`, those written out as a sum of exponentials too: a tensor of the shape of what is
+    normalised, and the axis."""
+    for n in nodes:
+        if n.op in SOFTMAXES:
+            found, axis, whole = n, n.attrs["axis"], True
+        elif n.op == "reduce" and n.attrs["op"] == "sum" and len(n.attrs["axes"]) == 1:
+            found, axis, whole = n.inputs[0], n.attrs["axes"][0], False
+        else:
+            continue
+        below = _through(n.inputs)
+        if any(x.op in CONTRACTIONS for x in below) and (whole or any(x.op == "exp" for x in below)):
+            yield found, axis
 
 
 def _through(nodes: Sequence[Node]) -> list[Node]:

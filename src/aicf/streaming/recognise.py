@@ -41,6 +41,7 @@ from aicf.streaming.candidates import (
     candidates,
     digits,
     free,
+    of_attention,
     pure,
     reduction_candidates,
     single_key,
@@ -144,12 +145,16 @@ def recognise(
         if node in taken:
             continue
         best: Recognised | Refusal | None = None
+        layer: Recognised | None = None  # it makes the values of an attention; what becomes of that is what counts
         for c in candidates(node):
             result = _attempt(context, c)
-            if isinstance(result, Recognised):
+            if isinstance(result, Recognised) and not c.softmax_like and of_attention(c, context.settings.sources):
+                layer = layer or result
+            elif isinstance(result, Recognised):
                 best = result
                 break
-            best = best or result
+            else:
+                best = best or result
         best = _seen_through_views(context, node, best)
         unread = after_softmax(node, context.settings.sources) if best is None and context.settings.sources else None
         if unread is not None:
@@ -162,6 +167,7 @@ def recognise(
         if made_of is not None:
             guilty = next((n for n in made_of if n.location and n.location.file), None)
             best = refused(node, _no_products(made_of, context.settings.unknown), guilty)
+        best = best or _seen_through_views(context, node, layer)
         if best is None:
             continue
         results.append(best)

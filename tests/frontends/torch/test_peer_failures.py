@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -200,6 +201,9 @@ def test_what_the_fused_form_does_slower_is_declined_in_words() -> None:
     options = Options(fuse="auto", threads=1, schedule="tile_m=1,tile_n=1")
     (r,) = compile_graph(one.reading.graph, options, frozenset(one.reading.anchors)).regions
     assert r.status == "declined" and r.reason.endswith("not streamed")
+    always = replace(options, fuse="always")
+    (r,) = compile_graph(one.reading.graph, always, frozenset(one.reading.anchors)).regions
+    assert r.status == "streamed" and r.reason.endswith('fuse="always" was given')
 
 
 def test_a_fallback_is_told_with_its_memory_and_is_an_error_on_request() -> None:

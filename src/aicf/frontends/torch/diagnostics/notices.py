@@ -28,7 +28,7 @@ from aicf.frontends.torch.capture.graph_breaks import describe_break, on_skipped
 from aicf.frontends.torch.fx.locations import location_of
 from aicf.report import GraphReport
 from aicf.report.text import stored_text
-from aicf.report.words import plural, size_text
+from aicf.report.words import plural, size_text, unnumbered
 from aicf.streaming.recognise import NO_ELEMENTS
 
 log = logging.getLogger("aicf")
@@ -83,7 +83,7 @@ def warn_about(gm: torch.fx.GraphModule, report: GraphReport) -> None:
     call = _call()
     for r in report.regions:
         if r.status == "refused" and NO_ELEMENTS not in r.reason and not report.problem:
-            call.refused.setdefault(_cause(r), []).append(r)
+            call.refused.setdefault(unnumbered(r.reason), []).append(r)
         for s in r.stored if r.status == "streamed" else ():
             cause = re.sub(r"\[.*?\]|\d+", "", f"stored: {s.reason}")  # the same for all sizes
             _log_once(cause, f"{r.name} is streamed, but {stored_text(s)}. {MORE}")
@@ -109,11 +109,6 @@ def _refused(regions: Sequence[RegionResult], breaks: Sequence[str]) -> str:
     said = f"{plural(len(regions), 'attention')} {'are' if many else 'is'} not streamed ({first.source}): {first.reason}."
     cut = f" A graph break may have divided {'them' if many else 'it'}: {'; '.join(breaks)}. {ADVICE}." if breaks else ""
     return f"{said}{memory}{cut} {MORE}"
-
-
-def _cause(r: RegionResult) -> str:
-    """The reason of a refusal without the numbers in tensor names."""
-    return re.sub(r"_\d+\b", "", r.reason)
 
 
 def warn(line: str) -> None:
